@@ -1,0 +1,17 @@
+# kda_compile_options(target): warnings, sanitizers and floating-point rules for our own code.
+function(kda_compile_options target)
+  target_compile_options(${target} PRIVATE
+    -Wall -Wextra -Wshadow -Wno-missing-field-initializers
+    -ffp-contract=off # a fused multiply-add is written where it is meant
+  )
+  if(KDA_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(KDA_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${KDA_SANITIZE} -fno-omit-frame-pointer -g)
+    target_link_options(${target} PRIVATE -fsanitize=${KDA_SANITIZE})
+    if(KDA_SANITIZE MATCHES "undefined")
+      target_compile_options(${target} PRIVATE -fno-sanitize-recover=undefined)
+    endif()
+  endif()
+endfunction()

@@ -1,0 +1,11 @@
+/* libkda: Kimi Delta Attention on CPU and CUDA. The whole C ABI; conventions are in <kda/types.h>. */
+#ifndef KDA_KDA_H_
+#define KDA_KDA_H_
+
+#include <kda/context.h>
+#include <kda/conv.h>
+#include <kda/decode.h>
+#include <kda/prefill.h>
+#include <kda/types.h>
+
+#endif /* KDA_KDA_H_ */

@@ -1,0 +1,114 @@
+#include "core/select.h"
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "base/log.h"
+#include "base/tensor.h"
+
+namespace kda {
+namespace {
+
+constexpr std::array<const char*, 4> kNames = {"auto", "portable", "fused", "reference"};
+
+struct Alias {
+  kda_operator op;
+  const char* from;
+  const char* to;
+};
+constexpr Alias kAliases[] = {
+    {KDA_OP_PREFILL, "triton", "portable"},
+    {KDA_OP_PREFILL, "flashkda", "fused"},
+    {KDA_OP_DECODE, "triton", "portable"},
+    {KDA_OP_DECODE, "native", "fused"},
+    {KDA_OP_DECODE_STEP, "triton", "portable"},
+    {KDA_OP_DECODE_STEP, "native", "fused"},
+};
+
+}  // namespace
+
+const char* operator_name(kda_operator op) {
+  switch (op) {
+    case KDA_OP_PREFILL: return "prefill";
+    case KDA_OP_DECODE: return "decode";
+    case KDA_OP_COMMIT: return "commit";
+    case KDA_OP_DECODE_STEP: return "decode_step";
+    case KDA_OP_CONV: return "conv";
+    case KDA_OP_GATED_NORM: return "gated_norm";
+    case KDA_OP_STATE_COPY: return "state_copy";
+    case KDA_OP_METADATA: return "metadata";
+    case KDA_OP_SEGMENT_SUMMARY: return "segment_summary";
+    case KDA_OP_SEGMENT_MERGE: return "segment_merge";
+  }
+  return "unknown";
+}
+
+Result<std::string> parse_backend_name(kda_operator op, const char* name, const char* where) {
+  for (const char* known : kNames) {
+    if (std::strcmp(name, known) == 0) return std::string(known);
+  }
+  std::string aliases;
+  for (const Alias& alias : kAliases) {
+    if (alias.op != op) continue;
+    if (std::strcmp(name, alias.from) == 0) return std::string(alias.to);
+    aliases += str_cat(", ", alias.from, " (= ", alias.to, ")");
+  }
+  return invalid_argument(operator_name(op), " backend (", where, "): wanted auto, portable, fused, reference", aliases,
+                          "; got \"", name, "\"");
+}
+
+Result<std::string> requested_backend(kda_operator op, const char* plan_field, const char* environment_variable) {
+  std::string plan = "auto", environment = "auto";
+  if (plan_field != nullptr) {
+    auto parsed = parse_backend_name(op, plan_field, "plan field");
+    if (!parsed.ok()) return parsed;
+    plan = parsed.value();
+  }
+  // An unknown name is an error at any level, also at one that is overridden (spec R-7).
+  const char* value = environment_variable ? std::getenv(environment_variable) : nullptr;
+  if (value != nullptr) {
+    auto parsed = parse_backend_name(op, value, environment_variable);
+    if (!parsed.ok()) return parsed;
+    environment = parsed.value();
+  }
+  if (plan == "auto") return environment;
+  if (environment != "auto" && environment != plan) {
+    log_once(KDA_LOG_INFO, str_cat(operator_name(op), ": the plan's backend '", plan, "' overrides ",
+                                   environment_variable, "=", environment));
+  }
+  return plan;
+}
+
+bool backend_disabled(std::string_view name) {
+  static const std::string list = [] {
+    const char* v = std::getenv("KDA_DISABLE");
+    return std::string(v ? v : "");
+  }();
+  size_t begin = 0;
+  while (begin < list.size()) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    if (std::string_view(list).substr(begin, end - begin) == name) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+std::string list_refusals(const std::vector<Refused>& refused) {
+  std::string text;
+  for (const Refused& r : refused) {
+    std::string reasons = r.reasons;
+    for (size_t at = 0; (at = reasons.find('\n', at)) != std::string::npos;) reasons.replace(at, 1, "; ");
+    text += str_cat("\n  ", r.candidate, ": ", reasons);
+  }
+  return text.empty() ? std::string(" (there is no such candidate)") : text;
+}
+
+void log_choice(kda_operator op, std::string_view chosen, const std::vector<Refused>& refused) {
+  std::string text = str_cat(operator_name(op), ": chose ", chosen);
+  if (!refused.empty()) text += str_cat("; passed over:", list_refusals(refused));
+  log_once(KDA_LOG_INFO, text);
+}
+
+}  // namespace kda
