@@ -1,0 +1,49 @@
+#include "cpu/parallel.h"
+
+#include <thread>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
+#include <tbb/task_arena.h>
+
+namespace kda::cpu {
+
+int32_t default_num_threads() {
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    const int count = CPU_COUNT(&set);
+    if (count > 0) return count;
+  }
+#endif
+  const unsigned count = std::thread::hardware_concurrency();
+  return count > 0 ? static_cast<int32_t>(count) : 1;
+}
+
+struct ThreadPool::Arena {
+  explicit Arena(int32_t num_threads) : arena(num_threads) {}
+  tbb::task_arena arena;
+};
+
+ThreadPool::ThreadPool(int32_t num_threads)
+    : num_threads_(num_threads > 0 ? num_threads : default_num_threads()),
+      arena_(std::make_unique<Arena>(num_threads_)) {}
+
+ThreadPool::~ThreadPool() = default;
+
+Parallel ThreadPool::parallel() { return {&ThreadPool::run, this, num_threads_}; }
+
+void ThreadPool::run(void* self, int32_t n, void (*body)(void*, int32_t), void* arg) {
+  // One task per index and no splitting by measured load: each index is one worker's share.
+  static_cast<ThreadPool*>(self)->arena_->arena.execute([=] {
+    tbb::parallel_for(
+        int32_t{0}, n, int32_t{1}, [=](int32_t i) { body(arg, i); }, tbb::simple_partitioner());
+  });
+}
+
+}  // namespace kda::cpu
