@@ -43,13 +43,4 @@ Status check_workspace(const kda_plan& plan, const kda_workspace& workspace) {
   return {};
 }
 
-Status check_workspace_overlap(const kda_workspace& workspace, const char* name, const kda_tensor& tensor) {
-  const auto base = reinterpret_cast<uintptr_t>(workspace.data);
-  const ByteRange mine{base, base + workspace.bytes};
-  const ByteRange theirs = byte_range(tensor);
-  if (!mine.overlaps(theirs)) return {};
-  return invalid_argument("workspace: wanted memory apart from ", name, ", got an overlap of bytes [", theirs.first,
-                          ", ", theirs.last, ") with [", mine.first, ", ", mine.last, ")");
-}
-
 }  // namespace kda

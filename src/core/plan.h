@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/select.h"
+#include "core/validate.h"
 
 struct kda_plan {
   kda_operator op{};
@@ -37,9 +38,8 @@ Status read_struct(const T* in, T& out, const char* name) {
 // Plan flag or KDA_CHECK=1 (spec G-7).
 bool checked_mode(uint32_t flags);
 
-// Size, alignment and overlap of the workspace against what the plan booked (spec ).
+// Size and alignment of the workspace against what the plan booked (spec ).
 Status check_workspace(const kda_plan& plan, const kda_workspace& workspace);
-Status check_workspace_overlap(const kda_workspace& workspace, const char* name, const kda_tensor& tensor);
 
 template <class Desc>
 uint32_t flags_of(const Desc& desc) {
@@ -51,6 +51,15 @@ template <class Desc>
 const char* backend_of(const Desc& desc) {
   if constexpr (requires { desc.backend; }) return desc.backend;
   else return desc.decode.backend;
+}
+
+// A plan keeps no pointer of the caller's after creation.
+template <class Desc>
+Desc without_caller_pointers(Desc desc) {
+  if constexpr (requires { desc.backend; }) desc.backend = nullptr;
+  if constexpr (requires { desc.example; }) desc.example = nullptr;
+  if constexpr (requires { desc.decode; }) desc.decode = without_caller_pointers(desc.decode);
+  return desc;
 }
 
 template <class Op>
@@ -68,6 +77,7 @@ Result<std::unique_ptr<Plan<Op>>> create_plan(const Context& context, const type
   auto kernel = choice.value().candidate->create(plan->desc, context, plan->book);
   if (!kernel.ok()) return kernel.status();
   if (plan->book.overflowed()) return unsupported(Op::kName, ": size: wanted a workspace below 2^63 bytes, got more");
+  plan->desc = without_caller_pointers(plan->desc);
   plan->op = Op::kOp;
   plan->context = &context;
   plan->backend = choice.value().candidate->name();
@@ -88,16 +98,18 @@ Status run_plan(const kda_plan* base, const typename Op::Args* raw, const kda_wo
   const auto& plan = *static_cast<const Plan<Op>*>(base);
   typename Op::Args args{};
   KDA_RETURN_IF_ERROR(read_struct(raw, args, "args"));
+  Status first;
+  AliasCheck aliases;
+  Op::visit_tensors(args, [&](const char* name, const kda_tensor& tensor, bool written) {
+    if (first.ok()) first = check_view(name, tensor, plan.context->device);
+    if (first.ok()) aliases.add(name, tensor, written);
+  });
+  KDA_RETURN_IF_ERROR(first);
   KDA_RETURN_IF_ERROR(Op::validate(plan.desc, args));
   KDA_RETURN_IF_ERROR(check_workspace(plan, workspace));
-  if (plan.book.total_bytes() > 0) {
-    Status overlap;
-    Op::visit_tensors(args, [&](const char* name, const kda_tensor& tensor, bool) {
-      if (overlap.ok()) overlap = check_workspace_overlap(workspace, name, tensor);
-    });
-    KDA_RETURN_IF_ERROR(overlap);
-  }
-  if (plan.checked) KDA_RETURN_IF_ERROR(Op::check_values(plan.desc, args));
+  KDA_RETURN_IF_ERROR(aliases.result(plan.book.total_bytes() > 0 ? workspace : kda_workspace{}));
+  // Values in device memory are the CUDA kernels' own to check.
+  if (plan.checked && plan.context->device.type == KDA_CPU) KDA_RETURN_IF_ERROR(Op::check_values(plan.desc, args));
   plan.context->announce(Op::kName);
   return plan.kernel->run(args, WorkspaceGrant(plan.book, workspace.data), stream);
 }

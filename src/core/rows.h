@@ -27,7 +27,7 @@ class SequenceTable {
     tokens_ = token.shape[batched_ ? 1 : 0];
     if (cu_) count_ = cu_.size - 1;
     else if (begin_) count_ = begin_.size;
-    else count_ = batched_ ? token.shape[0] : (tokens_ > 0 ? 1 : 0);
+    else count_ = batched_ ? token.shape[0] : 1;
     active_ = count_;
     if (present(s.num_active)) active_ = std::clamp<int64_t>(index_view(s.num_active)[0], 0, count_);
   }

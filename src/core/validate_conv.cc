@@ -1,0 +1,139 @@
+// Host checks of conv and gated norm runs (spec W, L-7.4).
+#include "core/rows.h"
+#include "core/validate.h"
+
+namespace kda {
+namespace {
+
+constexpr const char* kNames[3][3] = {{"x[0]", "x[1]", "x[2]"}, {"state[0]", "state[1]", "state[2]"}, {"out[0]", "out[1]", "out[2]"}};
+
+// Slots, flags and counts of the rows.
+Status check_conv_rows(const kda_conv_desc& d, const kda_conv_args& args, int64_t n) {
+  if (present(args.slots)) {
+    KDA_RETURN_IF_ERROR(check_index("slots", args.slots, n));
+  } else if (present(args.state[0]) && args.state[0].shape[0] != n) {
+    return invalid_argument("state[0]: wanted ", n, " packed windows without slots, got ", args.state[0].shape[0]);
+  }
+  if (present(args.write_slots)) {
+    if (!present(args.slots)) return invalid_argument("write_slots: wanted none without slots, got ", describe(args.write_slots));
+    KDA_RETURN_IF_ERROR(check_index("write_slots", args.write_slots, n));
+  }
+  if (d.initial_state == KDA_INITIAL_FLAGS) {
+    KDA_RETURN_IF_ERROR(check_flags("has_initial_state", args.has_initial_state, n));
+  } else {
+    KDA_RETURN_IF_ERROR(check_absent("has_initial_state", args.has_initial_state, "the plan's initial_state is not flags"));
+  }
+  if (present(args.accepted)) KDA_RETURN_IF_ERROR(check_tensor("accepted", args.accepted, {KDA_INT32}, {n}));
+  if (d.fold) {
+    if (!present(args.accepted)) return invalid_argument("accepted: wanted int32 [", n, "] with fold, got none");
+    KDA_RETURN_IF_ERROR(check_tensor("record_count", args.record_count, {KDA_INT32}, {kAny}));
+    if (present(args.record_rows)) {
+      KDA_RETURN_IF_ERROR(check_index("record_rows", args.record_rows, n));
+    } else if (args.record_count.shape[0] < args.state[0].shape[0]) {
+      return invalid_argument("record_count: wanted one per slot (", args.state[0].shape[0], ") or record_rows, got ",
+                              args.record_count.shape[0]);
+    }
+  }
+  return {};
+}
+
+Status check_conv_checkpoints(const kda_conv_desc& d, const kda_conv_args& args, int64_t n) {
+  if (present(args.checkpoint_offsets) != present(args.checkpoint_slots)) {
+    return invalid_argument("checkpoint_offsets: wanted offsets and checkpoint_slots, or neither; got one");
+  }
+  if (!present(args.checkpoint_offsets)) return {};
+  if (args.checkpoint_offsets.rank != 2 || args.checkpoint_offsets.shape[1] > d.max_checkpoints) {
+    return invalid_argument("checkpoint_offsets: wanted shape [", n, ", at most ", d.max_checkpoints, "], got ",
+                            shape_string(args.checkpoint_offsets));
+  }
+  const int64_t count = args.checkpoint_offsets.shape[1];
+  if (!present(args.slots)) return invalid_argument("checkpoint_slots: wanted a conv pool with slots, got packed windows");
+  KDA_RETURN_IF_ERROR(check_index("checkpoint_offsets", args.checkpoint_offsets, n, count));
+  return check_tensor("checkpoint_slots", args.checkpoint_slots, {KDA_INT32, KDA_INT64}, {n, count});
+}
+
+}  // namespace
+
+Status Conv::validate(const kda_conv_desc& d, const kda_conv_args& args) {
+  TokenShape shape;
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, args.x[0], 2, d.max_tokens, d.max_sequences, shape));
+  const int64_t n = shape.sequences;
+  const bool states = present(args.state[0]);
+  if (!states && (d.mode != KDA_CONV_PREFILL || d.initial_state != KDA_INITIAL_NONE)) {
+    return invalid_argument("state[0]: wanted a conv pool, got none");
+  }
+  int64_t columns = d.width - 1;
+  if (d.mode == KDA_CONV_COLUMNS) columns += d.verify_width - 1;
+  if (d.mode == KDA_CONV_RECORDS) columns += d.verify_width;
+  for (int i = 0; i < 3; ++i) {
+    if (i >= d.parts) {
+      KDA_RETURN_IF_ERROR(check_absent(kNames[0][i], args.x[i], "the plan has one merged part"));
+      continue;
+    }
+    KDA_RETURN_IF_ERROR(check_token_tensor(kNames[0][i], args.x[i], shape, {d.io_dtype}, {d.channels[i]}, 1));
+    KDA_RETURN_IF_ERROR(check_conv_weight("weight", args.weight[i], d.channels[i], d.width));
+    if (present(args.bias[i])) KDA_RETURN_IF_ERROR(check_parameter("bias", args.bias[i], d.channels[i]));
+    if (states) {
+      KDA_RETURN_IF_ERROR(check_conv_state(kNames[1][i], args.state[i], d.layout, d.channels[i], columns,
+                                           d.state_dtype, i == 0 ? kAny : args.state[0].shape[0]));
+    }
+    KDA_RETURN_IF_ERROR(check_out(args.out[i], args.out_rows, shape, d.out_dtype, {d.channels[i]}));
+  }
+  KDA_RETURN_IF_ERROR(check_conv_rows(d, args, n));
+  return check_conv_checkpoints(d, args, n);
+}
+
+Status Conv::check_values(const kda_conv_desc& d, const kda_conv_args& args) {
+  TokenShape shape;
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, args.x[0], 2, d.max_tokens, d.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(check_offset_values(args.sequences, shape));
+  if (!present(args.slots)) return {};
+  const SequenceTable table(args.sequences, args.x[0], 2);
+  const kda_tensor& write = present(args.write_slots) ? args.write_slots : args.slots;
+  KDA_RETURN_IF_ERROR(check_slot_values("slots", args.slots, table.active(), 1, args.state[0].shape[0], d.null_slot, false));
+  return check_slot_values("write slots", write, table.active(), 1, args.state[0].shape[0], d.null_slot, true);
+}
+
+void Conv::visit_tensors(const kda_conv_args& args, const TensorVisitor& visit) {
+  for (int i = 0; i < 3; ++i) {
+    visit(kNames[0][i], args.x[i], false);
+    visit("weight", args.weight[i], false);
+    visit("bias", args.bias[i], false);
+    visit(kNames[1][i], args.state[i], true);
+    visit(kNames[2][i], args.out[i], true);
+  }
+  visit("cu_seqlens", args.sequences.cu_seqlens, false);
+  visit("begin", args.sequences.begin, false);
+  visit("length", args.sequences.length, false);
+  visit("num_active", args.sequences.num_active, false);
+  visit("slots", args.slots, false);
+  visit("write_slots", args.write_slots, false);
+  visit("has_initial_state", args.has_initial_state, false);
+  visit("accepted", args.accepted, false);
+  visit("record_count", args.record_count, false);
+  visit("record_rows", args.record_rows, false);
+  visit("checkpoint_offsets", args.checkpoint_offsets, false);
+  visit("checkpoint_slots", args.checkpoint_slots, false);
+  visit("out_rows", args.out_rows, false);
+}
+
+Status GatedNorm::validate(const kda_gated_norm_desc& d, const kda_gated_norm_args& args) {
+  TokenShape shape;
+  KDA_RETURN_IF_ERROR(check_sequences({}, args.o, 3, d.max_tokens, INT64_MAX, shape));
+  const auto inner = {d.num_value_heads, d.value_dim};
+  KDA_RETURN_IF_ERROR(check_token_tensor("o", args.o, shape, {d.io_dtype}, inner, 1));
+  KDA_RETURN_IF_ERROR(check_token_tensor("z", args.z, shape, {d.io_dtype}, inner, 1));
+  KDA_RETURN_IF_ERROR(check_parameter("weight", args.weight, d.value_dim));
+  return check_token_tensor("out", args.out, shape, {d.out_dtype}, inner, 1);
+}
+
+Status GatedNorm::check_values(const kda_gated_norm_desc&, const kda_gated_norm_args&) { return {}; }
+
+void GatedNorm::visit_tensors(const kda_gated_norm_args& args, const TensorVisitor& visit) {
+  visit("o", args.o, false);
+  visit("z", args.z, false);
+  visit("weight", args.weight, false);
+  visit("out", args.out, true);
+}
+
+}  // namespace kda
