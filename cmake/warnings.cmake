@@ -2,6 +2,7 @@
 function(kda_compile_options target)
   target_compile_options(${target} PRIVATE
     -Wall -Wextra -Wshadow -Wno-missing-field-initializers
+    -Wno-restrict # false alarms of GCC 12 on std::string
     -ffp-contract=off # a fused multiply-add is written where it is meant
   )
   if(KDA_WERROR)

@@ -1,0 +1,51 @@
+#include "capi/backends.h"
+
+namespace kda::capi {
+namespace {
+
+// A candidate of a backend that is not in this build: says so, and is never created (spec R-9 `not_built`).
+template <class Op>
+class NotBuilt final : public Candidate<Op> {
+ public:
+  explicit NotBuilt(std::string_view name) : name_(name) {}
+  std::string_view name() const override { return name_; }
+  kda_device_type device() const override { return KDA_CUDA; }
+  void check(const typename Op::Desc&, const Context&, Refusals& refusals) const override {
+    refusals.add("not_built", "a library with the CUDA backend", "one without");
+  }
+  Result<std::unique_ptr<Kernel<Op>>> create(const typename Op::Desc&, const Context&, WorkspaceBook&) const override {
+    return internal_error("the CUDA backend is not in this build");
+  }
+
+ private:
+  std::string_view name_;
+};
+
+template <class Op>
+void add_not_built(Backends& list) {
+  static const NotBuilt<Op> fused("fused"), portable("portable");
+  list.add<Op>(&fused);
+  list.add<Op>(&portable);
+}
+
+Backends make() {
+  Backends list;
+  add_not_built<Prefill>(list);
+  add_not_built<Decode>(list);
+  add_not_built<Commit>(list);
+  add_not_built<DecodeStep>(list);
+  add_not_built<Conv>(list);
+  add_not_built<GatedNorm>(list);
+  add_not_built<SegmentSummary>(list);
+  add_not_built<SegmentMerge>(list);
+  return list;
+}
+
+}  // namespace
+
+const Backends& backends() {
+  static const Backends list = make();
+  return list;
+}
+
+}  // namespace kda::capi
