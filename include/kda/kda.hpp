@@ -1,0 +1,223 @@
+// libkda, C++ layer: owning handles over the C ABI, kda::Error, tensor helpers. Header only; needs C++17.
+//
+// Every function throws kda::Error on failure and otherwise does what the C function of the same name does
+// (shapes, units, threads and clauses are documented there). Handles are movable and own what they hold.
+#ifndef KDA_KDA_HPP_
+#define KDA_KDA_HPP_
+
+#include <kda/kda.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kda {
+inline namespace abi_0_1 {
+
+// A failed call: the status code and the message that names argument, wanted and got.
+class Error : public std::runtime_error {
+ public:
+  Error(kda_status status, const std::string& message)
+      : std::runtime_error(std::string(kda_status_name(status)) + ": " + message), status_(status) {}
+  kda_status status() const noexcept { return status_; }
+
+ private:
+  kda_status status_;
+};
+
+inline void check(kda_status status) {
+  if (status != KDA_OK) throw Error(status, kda_last_error());
+}
+
+// A zeroed struct with struct_size set and the defaults that are not zero.
+template <class Struct>
+Struct make() {
+  Struct s{};
+  s.struct_size = sizeof(Struct);
+  return s;
+}
+template <>
+inline kda_prefill_desc make() {
+  kda_prefill_desc d;
+  kda_prefill_desc_init(&d);
+  return d;
+}
+template <>
+inline kda_decode_desc make() {
+  kda_decode_desc d;
+  kda_decode_desc_init(&d);
+  return d;
+}
+template <>
+inline kda_commit_desc make() {
+  kda_commit_desc d;
+  kda_commit_desc_init(&d);
+  return d;
+}
+template <>
+inline kda_conv_desc make() {
+  kda_conv_desc d;
+  kda_conv_desc_init(&d);
+  return d;
+}
+template <>
+inline kda_decode_step_desc make() {
+  kda_decode_step_desc d;
+  kda_decode_step_desc_init(&d);
+  return d;
+}
+
+// A dense row-major view of `data`; strides in elements.
+inline kda_tensor tensor(const void* data, kda_dtype dtype, std::initializer_list<int64_t> shape,
+                         kda_device device = {KDA_CPU, 0}) {
+  kda_tensor t{};
+  t.data = const_cast<void*>(data);
+  t.dtype = dtype;
+  t.device = device;
+  for (int64_t s : shape) t.shape[t.rank++] = s;
+  int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    t.strides[i] = stride;
+    stride *= t.shape[i];
+  }
+  return t;
+}
+// A view with its own strides (in elements).
+inline kda_tensor strided(const void* data, kda_dtype dtype, std::initializer_list<int64_t> shape,
+                          std::initializer_list<int64_t> strides, kda_device device = {KDA_CPU, 0}) {
+  kda_tensor t = tensor(data, dtype, shape, device);
+  int i = 0;
+  for (int64_t s : strides) t.strides[i++] = s;
+  return t;
+}
+
+class Context {
+ public:
+  Context() : Context(nullptr) {}
+  explicit Context(const kda_context_options& options) : Context(&options) {}
+  // CPU context with a number of threads (0 = all).
+  explicit Context(int32_t threads) {
+    auto o = make<kda_context_options>();
+    o.num_threads = threads;
+    create(&o);
+  }
+  void seal() { check(kda_context_seal(get())); }
+  std::string isa() const { return kda_context_isa(get()); }
+  int32_t num_threads() const { return kda_context_num_threads(get()); }
+  kda_context* get() const noexcept { return handle_.get(); }
+
+ private:
+  explicit Context(const kda_context_options* options) { create(options); }
+  void create(const kda_context_options* options) {
+    kda_context* c = nullptr;
+    check(kda_context_create(options, &c));
+    handle_.reset(c);
+  }
+  struct Free {
+    void operator()(kda_context* c) const noexcept { kda_context_destroy(c); }
+  };
+  std::unique_ptr<kda_context, Free> handle_;
+};
+
+// Aligned host memory for one run at a time.
+class Workspace {
+ public:
+  Workspace() = default;
+  explicit Workspace(size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    const size_t rounded = (bytes + KDA_WORKSPACE_ALIGNMENT - 1) / KDA_WORKSPACE_ALIGNMENT * KDA_WORKSPACE_ALIGNMENT;
+    data_.reset(std::aligned_alloc(KDA_WORKSPACE_ALIGNMENT, rounded));
+    if (!data_) throw std::bad_alloc();
+  }
+  kda_workspace get() const noexcept { return {data_.get(), bytes_}; }
+  size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(void* p) const noexcept { std::free(p); }
+  };
+  std::unique_ptr<void, Free> data_;
+  size_t bytes_ = 0;
+};
+
+struct Refusal {
+  std::string candidate, reasons;
+};
+
+// A plan of any operator. run() is overloaded by the argument struct.
+class Plan {
+ public:
+  Plan() = default;
+  explicit Plan(kda_plan* plan) noexcept : handle_(plan) {}
+  Plan(const Context& c, const kda_prefill_desc& d) { create(kda_prefill_plan_create, c, d); }
+  Plan(const Context& c, const kda_decode_desc& d) { create(kda_decode_plan_create, c, d); }
+  Plan(const Context& c, const kda_commit_desc& d) { create(kda_commit_plan_create, c, d); }
+  Plan(const Context& c, const kda_decode_step_desc& d) { create(kda_decode_step_plan_create, c, d); }
+  Plan(const Context& c, const kda_conv_desc& d) { create(kda_conv_plan_create, c, d); }
+  Plan(const Context& c, const kda_gated_norm_desc& d) { create(kda_gated_norm_plan_create, c, d); }
+  Plan(const Context& c, const kda_segment_merge_desc& d) { create(kda_segment_merge_plan_create, c, d); }
+  // segment_summary shares prefill's description, so it has a name of its own.
+  static Plan segment_summary(const Context& c, const kda_prefill_desc& d) {
+    Plan p;
+    p.create(kda_segment_summary_plan_create, c, d);
+    return p;
+  }
+
+  void run(const kda_prefill_args& a, kda_workspace w, void* s = nullptr) const { check(kda_prefill_run(get(), &a, w, s)); }
+  void run(const kda_decode_args& a, kda_workspace w, void* s = nullptr) const { check(kda_decode_run(get(), &a, w, s)); }
+  void run(const kda_commit_args& a, kda_workspace w, void* s = nullptr) const { check(kda_commit_run(get(), &a, w, s)); }
+  void run(const kda_decode_step_args& a, kda_workspace w, void* s = nullptr) const {
+    check(kda_decode_step_run(get(), &a, w, s));
+  }
+  void run(const kda_conv_args& a, kda_workspace w, void* s = nullptr) const { check(kda_conv_run(get(), &a, w, s)); }
+  void run(const kda_gated_norm_args& a, kda_workspace w, void* s = nullptr) const {
+    check(kda_gated_norm_run(get(), &a, w, s));
+  }
+  void run(const kda_segment_summary_args& a, kda_workspace w, void* s = nullptr) const {
+    check(kda_segment_summary_run(get(), &a, w, s));
+  }
+  void run(const kda_segment_merge_args& a, kda_workspace w, void* s = nullptr) const {
+    check(kda_segment_merge_run(get(), &a, w, s));
+  }
+
+  size_t workspace_size() const {
+    size_t bytes = 0;
+    check(kda_plan_workspace_size(get(), &bytes));
+    return bytes;
+  }
+  Workspace make_workspace() const { return Workspace(workspace_size()); }
+  std::string backend() const { return kda_plan_backend(get()); }
+  std::string isa() const { return kda_plan_isa(get()); }
+  // Candidates passed over before the chosen one.
+  std::vector<Refusal> refusals() const {
+    std::vector<Refusal> list;
+    const char *candidate, *reasons;
+    for (size_t i = 0; kda_plan_refusal(get(), i, &candidate, &reasons) == KDA_OK; ++i) list.push_back({candidate, reasons});
+    return list;
+  }
+  kda_plan* get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+ private:
+  template <class Create, class Desc>
+  void create(Create* function, const Context& c, const Desc& d) {
+    kda_plan* p = nullptr;
+    check(function(c.get(), &d, &p));
+    handle_.reset(p);
+  }
+  struct Free {
+    void operator()(kda_plan* p) const noexcept { kda_plan_destroy(p); }
+  };
+  std::unique_ptr<kda_plan, Free> handle_;
+};
+
+}  // namespace abi_0_1
+}  // namespace kda
+
+#endif  // KDA_KDA_HPP_
