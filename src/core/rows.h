@@ -48,7 +48,8 @@ class SequenceTable {
       if (begin < 0 || begin > tokens_) {
         const int64_t first = std::clamp<int64_t>(begin, 0, tokens_);
         // Keep the rows of the range that lie inside [0, T).
-        const int64_t last = begin < 0 ? std::clamp<int64_t>(length > -begin ? length + begin : 0, 0, tokens_) : first;
+        const int64_t last =
+            begin < 0 ? std::clamp<int64_t>(length > -begin ? length + begin : 0, 0, tokens_) : first;
         return {0, first, last - first};
       }
       return {0, begin, std::min(length, tokens_ - begin)};
@@ -75,6 +76,11 @@ struct StateRow {
   int64_t write_slot = -1;  // -1: store nothing (P-8)
 };
 
+// Flag of sequence n in a bool vector: any nonzero byte is true (G-3).
+inline bool flag_at(const kda_tensor& flags, int64_t n) {
+  return static_cast<const uint8_t*>(flags.data)[n * flags.strides[0]] != 0;
+}
+
 struct SlotRule {
   kda_initial_state initial = KDA_INITIAL_NONE;
   int64_t null_slot = -1;
@@ -92,9 +98,7 @@ inline StateRow state_row(const SlotRule& rule, const kda_tensor& state, const k
   const int64_t write = present(write_slots) ? index_row(write_slots, n)[0] : read;
   const bool read_live = slot_is_live(read, count, null_slot);
   const bool write_live = slot_is_live(write, count, null_slot);
-  row.fresh = rule.initial == KDA_INITIAL_NONE ||
-              (rule.initial == KDA_INITIAL_FLAGS &&
-               static_cast<const uint8_t*>(flags.data)[n * flags.strides[0]] == 0);
+  row.fresh = rule.initial == KDA_INITIAL_NONE || (rule.initial == KDA_INITIAL_FLAGS && !flag_at(flags, n));
   if (!present(state)) {  // no state tensor at all: fresh, nothing stored
     row.active = true;
     row.fresh = true;
@@ -106,6 +110,137 @@ inline StateRow state_row(const SlotRule& rule, const kda_tensor& state, const k
   row.active = row.fresh ? write_live || packed : read_live;
   return row;
 }
+
+// ---- Decode and verify rows (spec V) --------------------------------------------------------------------
+
+// Record row of sequence n (P-3): record_rows[n] or the slot; -1 if it lies outside the records.
+inline int64_t record_row(const kda_tensor& count, const kda_tensor& record_rows, int64_t slot, int64_t n) {
+  const int64_t row = present(record_rows) ? index_view(record_rows)[n] : slot;
+  return row >= 0 && row < count.shape[0] ? row : -1;
+}
+
+// How many recorded tokens a commit replays: `accepted` in [0, count]; -1 makes the row inactive and keeps its
+// records (V-10). Where nothing is recorded a fold has nothing to commit, whatever `accepted` holds (V-10b: it
+// is 1 after a prefill); the commit operator then has nothing to do either.
+inline int64_t committed_tokens(int64_t count, int64_t accepted, int64_t width) {
+  if (count < 0 || count > width) return -1;
+  if (count == 0) return 0;
+  return accepted >= 0 && accepted <= count ? accepted : -1;
+}
+
+// What one row of decode or verify reads and writes.
+struct DecodeRow {
+  bool active = false;      // false: its output rows are zero, nothing is stored (V-6)
+  bool fresh = false;       // starts from zero, the slot is not read (P-10)
+  TokenSpan span;           // its tokens
+  int64_t start_slot = -1;  // valid if active and not fresh (V-2)
+  int64_t record = -1;      // records mode: row of the records
+  int64_t commit = 0;       // fold: recorded tokens that are committed first (V-10b)
+};
+
+inline DecodeRow decode_row(const kda_decode_desc& d, const kda_decode_args& args, const SequenceTable& table,
+                            int64_t n) {
+  DecodeRow row;
+  row.span = table.span(n);
+  const bool packed = !present(args.slots);
+  const int64_t count = args.state.shape[0];
+  const int64_t null_slot = packed ? -1 : d.null_slot;
+  const bool records = d.mode == KDA_DECODE_RECORDS;
+  if ((records || d.store == KDA_STORE_PER_TOKEN) && row.span.length > d.width) return row;
+  const int64_t accepted = present(args.accepted) ? index_view(args.accepted)[n] : 1;
+  int64_t column = 0;
+  if (!records) {
+    const int64_t columns = packed || args.slots.rank == 1 ? 1 : args.slots.shape[1];
+    if (accepted < 1 || accepted > columns) return row;
+    column = accepted - 1;
+  }
+  row.start_slot = packed ? n : index_row(args.slots, n)[column];
+  row.fresh = d.initial_state == KDA_INITIAL_NONE ||
+              (d.initial_state == KDA_INITIAL_FLAGS && !flag_at(args.has_initial_state, n));
+  // A fresh row needs only a live slot to write to; any other one its start (P-5, P-8).
+  int64_t deciding = row.start_slot;
+  if (row.fresh)
+    deciding = present(args.write_slots) ? index_row(args.write_slots, n)[0]
+               : packed                  ? n
+                                         : index_row(args.slots, n)[0];
+  if (!slot_is_live(deciding, count, null_slot)) return row;
+  if (records) {
+    row.record = record_row(args.records.count, args.records.record_rows, row.start_slot, n);
+    if (row.record < 0) return row;
+    if (d.fold) row.commit = committed_tokens(index_view(args.records.count)[row.record], accepted, d.width);
+    if (row.commit < 0) return row;
+  }
+  row.active = true;
+  return row;
+}
+
+// Slot that the state after token t goes to (V-3), `t` = 0 with store = final; -1: that store is skipped.
+inline int64_t store_slot(const kda_decode_desc& d, const kda_decode_args& args, int64_t n, int64_t t) {
+  const int64_t count = args.state.shape[0];
+  if (!present(args.slots)) return t == 0 && n < count ? n : -1;
+  const IndexView row = index_row(present(args.write_slots) ? args.write_slots : args.slots, n);
+  return t < row.size && slot_is_live(row[t], count, d.null_slot) ? row[t] : -1;
+}
+
+// ---- Conv rows (spec W) ---------------------------------------------------------------------------------
+
+// What decides over a conv row; taken from kda_conv_desc and args, or from those of decode_step.
+struct ConvRule {
+  kda_conv_mode mode = KDA_CONV_PREFILL;
+  bool final_window = false;  // columns mode that keeps the last W-1 inputs only (store = final)
+  bool fold = false;
+  int64_t verify_width = 1;
+  kda_initial_state initial = KDA_INITIAL_ALL;
+  int64_t null_slot = -1;
+};
+
+struct ConvInputs {
+  const kda_tensor& state;  // first part's pool; all parts have its slot count
+  const kda_tensor& slots;
+  const kda_tensor& write_slots;
+  const kda_tensor& flags;
+  const kda_tensor& accepted;
+  const kda_tensor& record_count;
+  const kda_tensor& record_rows;
+};
+
+struct ConvRow {
+  bool active = false;
+  bool fresh = false;  // the history is zero, the slot is not read
+  TokenSpan span;
+  int64_t read_slot = -1;
+  int64_t write_slot = -1;  // -1: no window is stored
+  int64_t offset = 0;       // first column of the history (W-3), or columns committed first (W-4 with fold)
+};
+
+inline ConvRow conv_row(const ConvRule& rule, const ConvInputs& in, const SequenceTable& table, int64_t n) {
+  ConvRow row;
+  row.span = table.span(n);
+  const StateRow state = state_row({rule.initial, rule.null_slot}, in.state, in.slots, in.write_slots, in.flags, n);
+  row.fresh = state.fresh;
+  row.read_slot = state.read_slot;
+  row.write_slot = state.write_slot;
+  row.active = state.active;
+  if (rule.mode == KDA_CONV_PREFILL || !row.active) return row;
+  row.active = rule.final_window || row.span.length <= rule.verify_width;
+  const int64_t accepted = present(in.accepted) ? index_view(in.accepted)[n] : 1;
+  if (rule.mode == KDA_CONV_RECORDS) {
+    if (!rule.fold) return row;
+    const int64_t record = record_row(in.record_count, in.record_rows, row.read_slot, n);
+    row.offset = record < 0 ? -1 : committed_tokens(index_view(in.record_count)[record], accepted, rule.verify_width);
+    row.active = row.active && row.offset >= 0;
+    return row;
+  }
+  row.offset = accepted - 1;
+  if (accepted < 1 || accepted > rule.verify_width) row.active = false;
+  // The window lives in column 0, but a dead start column makes the whole row inactive (V-6).
+  if (row.active && !row.fresh && present(in.slots) && in.slots.rank == 2 && row.offset < in.slots.shape[1]) {
+    row.active = slot_is_live(index_row(in.slots, n)[row.offset], in.state.shape[0], rule.null_slot);
+  }
+  return row;
+}
+
+// ---- Rows of token tensors ------------------------------------------------------------------------------
 
 // First element of token row t of a span, in a tensor [T, ...] or [B, T, ...]; `row_dims` as above.
 inline const char* token_row(const kda_tensor& x, const TokenSpan& span, int row_dims, int64_t t) {

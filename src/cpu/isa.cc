@@ -51,7 +51,10 @@ const std::vector<Isa>& available_isas() {
 const char* available_isa_names() {
   static const std::string names = [] {
     std::string text;
-    for (Isa isa : available_isas()) text += (text.empty() ? "" : ",") + std::string(isa_name(isa));
+    for (Isa isa : available_isas()) {
+      if (!text.empty()) text += ',';
+      text += isa_name(isa);
+    }
     return text;
   }();
   return names.c_str();
