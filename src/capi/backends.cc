@@ -1,5 +1,7 @@
 #include "capi/backends.h"
 
+#include "reference/candidates.h"
+
 namespace kda::capi {
 namespace {
 
@@ -38,6 +40,14 @@ Backends make() {
   add_not_built<GatedNorm>(list);
   add_not_built<SegmentSummary>(list);
   add_not_built<SegmentMerge>(list);
+  list.add(reference::prefill());
+  list.add(reference::decode());
+  list.add(reference::commit());
+  list.add(reference::decode_step());
+  list.add(reference::conv());
+  list.add(reference::gated_norm());
+  list.add(reference::segment_summary());
+  list.add(reference::segment_merge());
   return list;
 }
 

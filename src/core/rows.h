@@ -150,7 +150,8 @@ inline DecodeRow decode_row(const kda_decode_desc& d, const kda_decode_args& arg
   const int64_t accepted = present(args.accepted) ? index_view(args.accepted)[n] : 1;
   int64_t column = 0;
   if (!records) {
-    const int64_t columns = packed || args.slots.rank == 1 ? 1 : args.slots.shape[1];
+    // A table may be wider than the plan (a block table, F37).
+    const int64_t columns = packed || args.slots.rank == 1 ? 1 : std::min<int64_t>(args.slots.shape[1], d.width);
     if (accepted < 1 || accepted > columns) return row;
     column = accepted - 1;
   }
