@@ -1,5 +1,6 @@
 #include "capi/backends.h"
 
+#include "cpu/candidates.h"
 #include "reference/candidates.h"
 
 namespace kda::capi {
@@ -15,7 +16,8 @@ class NotBuilt final : public Candidate<Op> {
   void check(const typename Op::Desc&, const Context&, Refusals& refusals) const override {
     refusals.add("not_built", "a library with the CUDA backend", "one without");
   }
-  Result<std::unique_ptr<Kernel<Op>>> create(const typename Op::Desc&, const Context&, WorkspaceBook&) const override {
+  Result<std::unique_ptr<Kernel<Op>>> create(const typename Op::Desc&, const Context&,
+                                             WorkspaceBook&) const override {
     return internal_error("the CUDA backend is not in this build");
   }
 
@@ -40,6 +42,9 @@ Backends make() {
   add_not_built<GatedNorm>(list);
   add_not_built<SegmentSummary>(list);
   add_not_built<SegmentMerge>(list);
+  list.add(cpu::portable_prefill());
+  list.add(cpu::portable_segment_summary());
+  list.add(cpu::portable_segment_merge());
   list.add(reference::prefill());
   list.add(reference::decode());
   list.add(reference::commit());

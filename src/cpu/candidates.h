@@ -5,6 +5,9 @@
 
 namespace kda::cpu {
 
+const Candidate<Prefill>* portable_prefill();
+const Candidate<SegmentSummary>* portable_segment_summary();
+const Candidate<SegmentMerge>* portable_segment_merge();
 const Candidate<Decode>* portable_decode();
 const Candidate<Commit>* portable_commit();
 const Candidate<DecodeStep>* portable_decode_step();

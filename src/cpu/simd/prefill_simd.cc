@@ -1,0 +1,43 @@
+// The SIMD kernels of prefill and segment maps, compiled once per instruction set (cpu/simd/targets.h).
+#include "cpu/simd/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/prefill_simd.cc"
+#include "cpu/denormals.h"
+#include "cpu/simd/chunk-inl.h"
+#include "cpu/simd/merge-inl.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kda::cpu::HWY_NAMESPACE {
+
+int64_t head_scratch_bytes(int64_t key_dim, int64_t columns) { return Scratch(nullptr, key_dim, columns).bytes; }
+
+void run_head(const HeadTask& task, void* scratch) {
+  const FlushDenormals flush;
+  HeadRun(task, scratch).run();
+}
+
+void run_merge(const MergeTask& task, void* scratch) {
+  const FlushDenormals flush;
+  merge(task, scratch);
+}
+
+const PrefillFunctions* prefill_table() {
+  static constexpr PrefillFunctions table{kPanel, head_scratch_bytes, run_head, merge_scratch_bytes, run_merge};
+  return &table;
+}
+
+}  // namespace kda::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kda::cpu {
+
+HWY_EXPORT(prefill_table);
+
+const PrefillFunctions& prefill_functions(Isa isa) { return *KDA_CPU_TABLE(prefill_table, isa)(); }
+
+}  // namespace kda::cpu
+#endif
