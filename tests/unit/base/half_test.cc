@@ -35,7 +35,9 @@ void check_neighbours(double x, T rounded, double largest) {
     if (!std::isfinite(neighbour)) continue;
     const double mine = std::fabs(got - x), theirs = std::fabs(neighbour - x);
     EXPECT_LE(mine, theirs) << x;
-    if (mine == theirs) EXPECT_EQ(rounded.bits & 1, 0) << x;
+    if (mine == theirs) {
+      EXPECT_EQ(rounded.bits & 1, 0) << x;
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 
 #include "core/plan.h"
@@ -165,7 +166,7 @@ TEST_F(Resolver, R07_EnvironmentCountsUnlessThePlanNames) {
 }
 
 TEST_F(Resolver, R17_BadLowerBoundsAreRefusedBeforeResolution) {
-  for (double lb : {0.0, std::nan(""), 1.0, -INFINITY, INFINITY}) {
+  for (double lb : std::initializer_list<double>{0.0, std::nan(""), 1.0, -INFINITY, INFINITY}) {
     desc_.attention.lower_bound = lb;
     EXPECT_EQ(plan("wrong name").status().code(), KDA_INVALID_ARGUMENT);
     EXPECT_NE(plan("fused").status().message().find("lower_bound"), std::string::npos);
