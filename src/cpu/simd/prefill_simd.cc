@@ -3,11 +3,12 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/simd/prefill_simd.cc"
+#include <hwy/foreach_target.h>
+
+// After foreach_target.h, which includes this file again.
 #include "cpu/denormals.h"
 #include "cpu/simd/chunk-inl.h"
 #include "cpu/simd/merge-inl.h"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {
