@@ -1,19 +1,10 @@
-// R(s, shape): the reproducible uniform numbers of the field cases and of spec N-10, in [-1, 1).
+// The names of conformance/random.h for tests.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
+#include "conformance/random.h"
 
 namespace kda::test {
-
-// splitmix64's output for the given state (the increment is added first).
-uint64_t splitmix64(uint64_t state);
-
-// Element `i` (C order) of R(stream); exact in fp32.
-double uniform(uint32_t stream, uint64_t i);
-
-// R(stream, shape) with `count` elements in all.
-std::vector<double> uniform_vector(uint32_t stream, int64_t count);
-
+using conformance::splitmix64;
+using conformance::uniform;
+using conformance::uniform_vector;
 }  // namespace kda::test

@@ -1,26 +1,12 @@
-// Rounding to storage types, written apart from the library's (src/base/half.h) so that one can check the other:
-// values are rounded in fp64 by scaling to integers, then encoded exactly.
+// The names of conformance/rounding.h for tests.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
-#include "kda/types.h"
+#include "conformance/rounding.h"
 
 namespace kda::test {
-
-size_t element_size(kda_dtype dtype);
-
-// x rounded once to the type's value set, to nearest even, without saturation (spec G-2).
-double round_to(kda_dtype dtype, double x);
-
-// Writes round_to(dtype, x) at p, in the type's encoding; integers and bools by conversion.
-void store(void* p, kda_dtype dtype, double x);
-// Reads one element, exactly.
-double load(const void* p, kda_dtype dtype);
-
-// In place, for vectors.
-std::vector<double> rounded(kda_dtype dtype, std::vector<double> x);
-
+using conformance::element_size;
+using conformance::load;
+using conformance::round_to;
+using conformance::rounded;
+using conformance::store;
 }  // namespace kda::test

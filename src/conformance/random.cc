@@ -1,6 +1,6 @@
-#include "support/random.h"
+#include "conformance/random.h"
 
-namespace kda::test {
+namespace kda::conformance {
 
 uint64_t splitmix64(uint64_t state) {
   uint64_t z = state + 0x9E3779B97F4A7C15ull;
@@ -20,4 +20,4 @@ std::vector<double> uniform_vector(uint32_t stream, int64_t count) {
   return x;
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance

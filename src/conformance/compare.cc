@@ -1,9 +1,9 @@
-#include "support/compare.h"
+#include "conformance/compare.h"
 
 #include <cmath>
 #include <cstdio>
 
-namespace kda::test {
+namespace kda::conformance {
 namespace {
 
 struct Sum {
@@ -125,4 +125,4 @@ double head_norm(const std::vector<double>& x, int64_t heads, int64_t dim, int64
   return std::sqrt(sum);
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance

@@ -1,9 +1,9 @@
-#include "support/rounding.h"
+#include "conformance/rounding.h"
 
 #include <cmath>
 #include <cstring>
 
-namespace kda::test {
+namespace kda::conformance {
 namespace {
 
 // To `bits` significant bits, no finer than 2^min_exponent, infinite from 2^max_exponent on.
@@ -118,4 +118,4 @@ std::vector<double> rounded(kda_dtype dtype, std::vector<double> x) {
   return x;
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance

@@ -1,10 +1,10 @@
-#include "support/api.h"
+#include "conformance/api.h"
 
 #include <cstdint>
 #include <cstring>
 #include <map>
 
-namespace kda::test {
+namespace kda::conformance {
 namespace {
 
 constexpr size_t kAlign = KDA_WORKSPACE_ALIGNMENT, kGuard = 4096;
@@ -142,4 +142,4 @@ Outcome oracle(const Problem& p) {
   return prefill(p, options);
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance

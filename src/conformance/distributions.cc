@@ -1,13 +1,13 @@
-#include "support/distributions.h"
+#include "conformance/distributions.h"
 
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
-#include "support/random.h"
-#include "support/rounding.h"
+#include "conformance/random.h"
+#include "conformance/rounding.h"
 
-namespace kda::test {
+namespace kda::conformance {
 namespace {
 
 constexpr int64_t kDim = 128;
@@ -174,4 +174,4 @@ Problem field_problem(const FieldInput& input) {
   return p;
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance

@@ -1,19 +1,19 @@
-#include "support/tensor.h"
+#include "conformance/tensor.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-#include "support/rounding.h"
+#include "conformance/rounding.h"
 
-namespace kda::test {
+namespace kda::conformance {
 namespace {
 
 constexpr unsigned char kPattern = 0xff;
 constexpr int64_t kGuard = 256;  // bytes in front and behind
 
 [[noreturn]] void die(const char* what) {
-  std::fprintf(stderr, "test tensor: %s\n", what);
+  std::fprintf(stderr, "conformance tensor: %s\n", what);
   std::abort();
 }
 
@@ -281,4 +281,4 @@ Tensor canary_pool(kda_dtype dtype, Shape shape, int64_t slot_stride, int64_t of
   return pool;
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance
