@@ -1,0 +1,47 @@
+// D1..D11 of N-10 within the limits of N-9, in both gate forms and with bf16 and fp32 io.
+#include "harness.h"
+
+namespace kda::test {
+
+class DistributionsTest : public BackendTest {};
+KDA_FOR_BACKENDS(DistributionsTest);
+
+namespace {
+
+void check(const char* backend, const Distribution& d) {
+  const bool own_form = d.number <= 2;
+  const Outcome reference = oracle(distribution(d.number, GateForm::kPlain));
+  ASSERT_EQ(reference.status, KDA_OK) << reference.message;
+  for (const kda_dtype io : {KDA_BF16, KDA_FP32}) {
+    for (const GateForm form : {GateForm::kPlain, GateForm::kRaw}) {
+      if (form == GateForm::kRaw && own_form) continue;
+      SCOPED_TRACE(testing::Message() << "D" << d.number << (io == KDA_BF16 ? " bf16" : " fp32")
+                                      << (form == GateForm::kRaw ? " raw" : ""));
+      const Problem p = distribution(d.number, form, io);
+      PrefillOptions options;
+      options.backend = backend;
+      const Outcome r = prefill(p, options);
+      ASSERT_EQ(r.status, KDA_OK) << r.message;
+      const Limits limit = limits(io, d.degenerate);
+      const int64_t HV = p.spec.num_value_heads;
+      EXPECT_WITHIN(compare_outputs(r.out.values(), reference.out.values(), p.lengths, HV, 128), limit.out);
+      EXPECT_WITHIN(compare_states(r.state.values(), reference.state.values(), HV, 128 * 128), limit.state);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_P(DistributionsTest, N09_Regular) {
+  for (const Distribution& d : kDistributions) {
+    if (!d.degenerate) check(backend(), d);
+  }
+}
+
+TEST_P(DistributionsTest, N09_Degenerate) {
+  for (const Distribution& d : kDistributions) {
+    if (d.degenerate) check(backend(), d);
+  }
+}
+
+}  // namespace kda::test
