@@ -45,6 +45,8 @@ Backends make() {
   list.add(cpu::portable_prefill());
   list.add(cpu::portable_segment_summary());
   list.add(cpu::portable_segment_merge());
+  list.add(cpu::portable_decode());
+  list.add(cpu::portable_commit());
   list.add(reference::prefill());
   list.add(reference::decode());
   list.add(reference::commit());

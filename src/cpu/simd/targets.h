@@ -6,13 +6,14 @@
 //   #include "hwy/foreach_target.h"      includes the file itself again, once per target
 //   #include "hwy/highway.h"
 //   HWY_BEFORE_NAMESPACE();
-//   namespace kda::cpu::HWY_NAMESPACE {  kernels, and
-//   const FooFunctions* functions() { static constexpr FooFunctions table{...}; return &table; }
+//   namespace kda::cpu::HWY_NAMESPACE {
+//   namespace { kernels }   // or inline: names of two files may not meet
+//   const FooFunctions* foo_table() { static constexpr FooFunctions table{...}; return &table; }
 //   }
 //   HWY_AFTER_NAMESPACE();
 //   #if HWY_ONCE
-//   HWY_EXPORT(functions);
-//   const FooFunctions& foo_functions(Isa isa) { return *KDA_CPU_TABLE(functions, isa)(); }
+//   HWY_EXPORT(foo_table);
+//   const FooFunctions& foo_functions(Isa isa) { return *KDA_CPU_TABLE(foo_table, isa)(); }
 //   #endif
 //
 // Nothing outside HWY_NAMESPACE is compiled with more than the baseline: whole objects built with -mavx512f

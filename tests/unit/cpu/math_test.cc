@@ -60,7 +60,7 @@ inline void map_log_decay(const GateHead& head, const float* raw, const float* b
 inline float call_sigmoid1(float x) { return sigmoid1(x); }
 inline float call_dot(const float* a, const float* b, int64_t n) { return dot(a, b, n); }
 
-const MathFunctions* functions() {
+const MathFunctions* math_table() {
   static constexpr MathFunctions table = {
       map_exp,        map_sigmoid,    map_silu,        map_softplus,    map_log_decay,   call_sigmoid1,   call_dot,
       load_row<bf16>, load_row<fp16>, load_row<float>, store_row<bf16>, store_row<fp16>, store_row<float>};
@@ -82,7 +82,7 @@ HWY_AFTER_NAMESPACE();
 #include "cpu/denormals.h"
 
 namespace kda::cpu {
-HWY_EXPORT(functions);
+HWY_EXPORT(math_table);
 
 namespace {
 
@@ -91,7 +91,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 class Math : public testing::TestWithParam<Isa> {
  protected:
-  const MathFunctions& f = *KDA_CPU_TABLE(functions, GetParam())();
+  const MathFunctions& f = *KDA_CPU_TABLE(math_table, GetParam())();
 };
 INSTANTIATE_TEST_SUITE_P(Isa, Math, testing::ValuesIn(available_isas()),
                          [](const auto& test) { return std::string(isa_name(test.param)); });
