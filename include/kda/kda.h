@@ -6,6 +6,7 @@
 #include <kda/conv.h>
 #include <kda/decode.h>
 #include <kda/prefill.h>
+#include <kda/state_pool.h>
 #include <kda/types.h>
 
 #endif /* KDA_KDA_H_ */

@@ -158,6 +158,7 @@ class HeadRun {
     end_factors(n);
     scores(n);
     const int64_t end = first + n;
+    prefetch_rows(end);
     if (checkpoint_ <= first || checkpoint_ >= end) {  // no virtual end inside
       for (int64_t p = 0; p < s_.panels; ++p) {
         solve_panel(p, first, n);
@@ -182,35 +183,87 @@ class HeadRun {
     }
   }
 
-  // Step 1 for token i of the n of the chunk that starts at `first`.
+  // Step 1 for token i of the n of the chunk that starts at `first`. Gates and factors are two loops: the chains of
+  // dependent operations are long, and each loop keeps several vectors in flight.
   void token_factors(int64_t first, int i, int n) const {
     const F32 d;
     const bool with_q = task_.q.data != nullptr;
-    float* const raw_k = s_.raw;
-    float* const raw_q = with_q ? s_.raw + kKeyStride : raw_k;
-    float* const raw_g = s_.raw + 2 * kKeyStride;
-    load_row(task_.k.dtype, row(task_.k, first + i), K_, raw_k);
-    if (with_q) load_row(task_.q.dtype, row(task_.q, first + i), K_, raw_q);
-    load_row(task_.gate.dtype, row(task_.gate, first + i), K_, raw_g);
+    const float* const raw_k = widened(task_.k, first + i, s_.raw);
+    const float* const raw_q = with_q ? widened(task_.q, first + i, s_.raw + kKeyStride) : raw_k;
+    const float* const raw_g = widened(task_.gate, first + i, s_.raw + 2 * kKeyStride);
+    float* const gates = s_.gates + i * kKeyStride;
+    switch (task_.form.gate) {
+      case KDA_GATE_SOFTPLUS: gate_row<KDA_GATE_SOFTPLUS>(raw_g, gates); break;
+      case KDA_GATE_BOUNDED: gate_row<KDA_GATE_BOUNDED>(raw_g, gates); break;
+      default: gate_row<KDA_GATE_PLAIN>(raw_g, gates); break;
+    }
     const VF norm_k = hn::Set(d, task_.form.normalize ? inverse_norm(raw_k, K_) : 1.0f);
     const VF norm_q = with_q && task_.form.normalize ? hn::Set(d, inverse_norm(raw_q, K_)) : norm_k;
+    float* const decay = s_.decay + i * kKeyStride;
+    float* const keys = s_.normed + i * kKeyStride;
+    float* const queries = s_.normed + (kChunk + i) * kKeyStride;
+    float* const started_keys = s_.started + i * kKeyStride;
+    float* const started_queries = s_.started + (n + i) * kKeyStride;
     for (int64_t k = 0; k < K_; k += kLanes) {
-      const VF g = log_decay(d, head_, hn::Load(d, raw_g + k), hn::Load(d, s_.bias + k));
-      const VF e = exp(d, g);
+      const VF e = exp(d, hn::Load(d, gates + k));
       const VF prefix = i == 0 ? e : hn::Mul(hn::Load(d, s_.prefix + k), e);
-      const VF key = hn::Mul(norm_k, hn::Load(d, raw_k + k));
-      const VF query = hn::Mul(norm_q, hn::Load(d, raw_q + k));
-      hn::Store(g, d, s_.gates + i * kKeyStride + k);
-      hn::Store(e, d, s_.decay + i * kKeyStride + k);
+      const VF key = hn::Mul(norm_k, hn::LoadU(d, raw_k + k));
+      const VF query = hn::Mul(norm_q, hn::LoadU(d, raw_q + k));
+      hn::Store(e, d, decay + k);
       hn::Store(prefix, d, s_.prefix + k);
-      hn::Store(key, d, s_.normed + i * kKeyStride + k);
-      hn::Store(query, d, s_.normed + (kChunk + i) * kKeyStride + k);
-      hn::Store(hn::Mul(key, prefix), d, s_.started + i * kKeyStride + k);
-      hn::Store(hn::Mul(query, prefix), d, s_.started + (n + i) * kKeyStride + k);
+      hn::Store(key, d, keys + k);
+      hn::Store(query, d, queries + k);
+      hn::Store(hn::Mul(key, prefix), d, started_keys + k);
+      hn::Store(hn::Mul(query, prefix), d, started_queries + k);
     }
   }
 
+  template <kda_gate_family kFamily>
+  HWY_INLINE void gate_row(const float* raw, float* gates) const {
+    const F32 d;
+    GateHead head = head_;
+    head.family = kFamily;  // known here, so that the loop has no branch
+    for (int64_t k = 0; k < K_; k += kLanes) {
+      hn::Store(log_decay(d, head, hn::LoadU(d, raw + k), hn::Load(d, s_.bias + k)), d, gates + k);
+    }
+  }
+
+  // A token's K elements as floats: in place if they are whole vectors of floats, else widened into `buffer`.
+  HWY_INLINE const float* widened(const TokenRows& rows, int64_t t, float* buffer) const {
+    const char* const from = row(rows, t);
+    if (rows.dtype == KDA_FP32 && K_ == padded(K_)) return reinterpret_cast<const float*>(from);
+    load_row(rows.dtype, from, K_, buffer);
+    return buffer;
+  }
+
   static const char* row(const TokenRows& rows, int64_t t) { return rows.data + t * rows.stride; }
+
+  // Rows of a token lie pages apart, where no hardware prefetcher follows: while a chunk is worked on, the rows
+  // of the next one are asked for, a few lines between two tiles. Stops by itself.
+  void prefetch_rows(int64_t first) {
+    ahead_ = first * kAheadRows;
+    ahead_end_ = HWY_MIN(first + kChunk, task_.length) * kAheadRows;
+  }
+  HWY_INLINE void prefetch_some() {
+    for (int i = 0; i < 2 && ahead_ < ahead_end_; ++i, ++ahead_) {
+      const int64_t t = ahead_ / kAheadRows;
+      switch (ahead_ % kAheadRows) {
+        case 0: prefetch(row(task_.k, t), K_, task_.k.dtype); break;
+        case 1: prefetch(row(task_.gate, t), K_, task_.gate.dtype); break;
+        case 2: prefetch(row(task_.v, t), task_.value_dim, task_.v.dtype); break;
+        case 3:
+          if (task_.q.data != nullptr) prefetch(row(task_.q, t), K_, task_.q.dtype);
+          break;
+        default:
+          if (task_.out != nullptr) prefetch(out_row_of(t), task_.value_dim, task_.out_dtype);
+          break;
+      }
+    }
+  }
+  static HWY_INLINE void prefetch(const char* data, int64_t count, kda_dtype dtype) {
+    const int64_t bytes = count * static_cast<int64_t>(dtype_size(dtype));
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, 2);
+  }
 
   void load_betas(int64_t first, int n) const {
     const F32 d;
@@ -278,7 +331,7 @@ class HeadRun {
   }
 
   // Step 3 up to the outputs.
-  void solve_panel(int64_t p, int64_t first, int n) const {
+  void solve_panel(int64_t p, int64_t first, int n) {
     const F32 d;
     const bool with_q = task_.q.data != nullptr;
     const int64_t rows = with_q ? 2 * n : n;
@@ -286,6 +339,7 @@ class HeadRun {
       size = tile_size(rows - r, kTileRows);
       KDA_TILE_DISPATCH(size, kTileRows, tile_products, s_.started + r * kKeyStride, state(p), K_,
                         s_.results + r * kPanel)
+      prefetch_some();
     }
     float* const up = u(p);
     const int64_t width = s_.panels * kPanel;
@@ -313,18 +367,24 @@ class HeadRun {
     const int64_t count = HWY_MIN(int64_t{kPanel}, task_.column_end - column(p));
     const auto skip = static_cast<int64_t>(dtype_size(task_.out_dtype)) * column(p);
     for (int i = 0; i < n; ++i) {
-      const int64_t to = task_.out_rows ? task_.out_rows[first + i] : first + i;
-      if (task_.out_rows && (to < 0 || to >= task_.num_out_rows)) continue;
-      store_row(task_.out_dtype, o + i * kPanel, count, task_.out + to * task_.out_stride + skip);
+      char* const to = out_row_of(first + i);
+      if (to != nullptr) store_row(task_.out_dtype, o + i * kPanel, count, to + skip);
     }
   }
+  // Where token t's output goes, or nullptr.
+  char* out_row_of(int64_t t) const {
+    if (!task_.out_rows) return task_.out + t * task_.out_stride;
+    const int64_t to = task_.out_rows[t];
+    return to >= 0 && to < task_.num_out_rows ? task_.out + to * task_.out_stride : nullptr;
+  }
 
-  void update(int64_t p, int n, float* to) const {
+  void update(int64_t p, int n, float* to) {
     const float* const from = state(p);
     for (int64_t k = 0, size; k < K_; k += size) {
       size = tile_size(K_ - k, kTileRows);
       KDA_TILE_DISPATCH(size, kTileRows, tile_update, s_.ended + k, u(p), n, s_.power + k, s_.rest + k,
                         from + k * kPanel, to + k * kPanel)
+      prefetch_some();
     }
   }
 
@@ -354,6 +414,8 @@ class HeadRun {
   const int64_t panel_size_;
   GateHead head_;
   int64_t checkpoint_ = INT64_MAX;
+  static constexpr int64_t kAheadRows = 5;  // k, gate, v, q, out
+  int64_t ahead_ = 0, ahead_end_ = 0;       // rows asked for, as token * kAheadRows + which
 };
 
 }  // namespace kda::cpu::HWY_NAMESPACE

@@ -1,0 +1,42 @@
+// Runs the operators of a step. An interface, so that tests of the engine can run without tensors or let a step
+// fail.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "serve/step.h"
+
+namespace kda::serve {
+
+// Sees each layer's gated-norm output before the next layer overwrites it.
+class LayerObserver {
+ public:
+  virtual ~LayerObserver() = default;
+  // rows: [step.tokens, HV * V] in the io dtype, dense.
+  virtual void layer_done(const Step& step, int32_t layer, const char* rows) = 0;
+};
+
+// Which candidate runs an operator, and which ones were passed over and why.
+struct OperatorChoice {
+  std::string op, backend, isa;
+  struct Skipped {
+    std::string candidate;
+    std::vector<std::string> reasons;
+  };
+  std::vector<Skipped> skipped;
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual Status run(const Step& step, LayerObserver& observer) = 0;
+  // Records mode: commits what the requests have accepted, so that column 0 holds it (spec V-10, V-11).
+  virtual Status commit(std::span<Request* const> requests) = 0;
+  // Records mode: a request takes a seat; it has no records (spec V-11).
+  virtual void clear_records(int32_t seat) = 0;
+  virtual std::vector<OperatorChoice> choices() const = 0;
+};
+
+}  // namespace kda::serve

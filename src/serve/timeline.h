@@ -1,0 +1,40 @@
+// Spans of steps and operators for a Chrome trace (chrome://tracing, Perfetto).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kda::serve {
+
+class Clock {
+ public:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+class Timeline {
+ public:
+  struct Span {
+    const char* name;  // static storage
+    double begin_s, end_s;
+    int64_t step;
+    int32_t layer;  // -1: of the whole step
+    int64_t tokens, sequences;
+  };
+
+  explicit Timeline(const Clock& clock) : clock_(clock) {}
+  const Clock& clock() const { return clock_; }
+  void add(const Span& span) { spans_.push_back(span); }
+  // The file's whole text.
+  std::string to_json() const;
+
+ private:
+  Clock clock_;
+  std::vector<Span> spans_;
+};
+
+}  // namespace kda::serve

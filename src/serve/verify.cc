@@ -1,0 +1,331 @@
+#include "serve/verify.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "serve/handles.h"
+
+namespace kda::serve {
+namespace {
+
+// Tokens that the oracle takes at a time; the state is carried in fp64, so the cut changes nothing.
+constexpr int64_t kPiece = 1024;
+
+struct OraclePlans {
+  ContextHandle context;
+  PlanHandle conv, prefill, norm;
+  size_t workspace = 0;
+};
+
+Status raise(OraclePlans& plans, kda_plan* plan, PlanHandle& out) {
+  out.reset(plan);
+  size_t bytes = 0;
+  KDA_SERVE_TRY(from_kda(kda_plan_workspace_size(plan, &bytes)));
+  plans.workspace = std::max(plans.workspace, bytes);
+  return {};
+}
+
+Status make_plans(const Model& model, OraclePlans& plans) {
+  kda_context_options options{};
+  options.struct_size = sizeof options;
+  options.num_threads = 1;
+  options.allow_late_plans = 1;
+  kda_context* context = nullptr;
+  KDA_SERVE_TRY(from_kda(kda_context_create(&options, &context)));
+  plans.context.reset(context);
+  kda_plan* plan = nullptr;
+
+  kda_conv_desc conv;
+  kda_conv_desc_init(&conv);
+  conv.backend = "reference";
+  conv.mode = KDA_CONV_PREFILL;
+  conv.width = model.conv_width;
+  conv.parts = 1;
+  conv.channels[0] = model.channels();
+  conv.io_dtype = model.io_dtype;
+  conv.layout = KDA_CONV_SD;
+  conv.max_tokens = kPiece;
+  conv.max_sequences = 1;
+  conv.initial_state = KDA_INITIAL_FLAGS;
+  KDA_SERVE_TRY(from_kda(kda_conv_plan_create(context, &conv, &plan)));
+  KDA_SERVE_TRY(raise(plans, plan, plans.conv));
+
+  kda_prefill_desc prefill;
+  kda_prefill_desc_init(&prefill);
+  prefill.backend = "reference";
+  kda_attention_spec& a = prefill.attention;
+  a.num_heads = a.num_value_heads = model.heads;
+  a.key_dim = model.key_dim;
+  a.value_dim = model.value_dim;
+  a.io_dtype = model.io_dtype;
+  a.state_dtype = KDA_FP64;
+  a.gate_family = model.gate_family;
+  a.lower_bound = model.lower_bound;
+  prefill.max_tokens = kPiece;
+  prefill.max_sequences = 1;
+  prefill.initial_state = KDA_INITIAL_FLAGS;
+  KDA_SERVE_TRY(from_kda(kda_prefill_plan_create(context, &prefill, &plan)));
+  KDA_SERVE_TRY(raise(plans, plan, plans.prefill));
+
+  kda_gated_norm_desc norm{};
+  norm.struct_size = sizeof norm;
+  norm.backend = "reference";
+  norm.num_value_heads = model.heads;
+  norm.value_dim = model.value_dim;
+  norm.io_dtype = model.io_dtype;
+  norm.out_dtype = KDA_FP64;
+  norm.eps = model.norm_eps;
+  norm.max_tokens = kPiece;
+  KDA_SERVE_TRY(from_kda(kda_gated_norm_plan_create(context, &norm, &plan)));
+  return raise(plans, plan, plans.norm);
+}
+
+// One layer of one request; owns the scratch of one thread.
+class Oracle {
+ public:
+  static Result<Oracle> create(const Model& model, const Content& content, const OraclePlans& plans) {
+    Oracle o(model, content, plans);
+    const auto io = static_cast<int64_t>(kda_dtype_size(model.io_dtype));
+    struct Wanted {
+      Buffer& buffer;
+      int64_t bytes;
+    };
+    for (const Wanted& w :
+         {Wanted{o.raw_, kPiece * content.row_bytes()}, Wanted{o.post_, kPiece * model.channels() * io},
+          Wanted{o.attention_, kPiece * model.out_size() * io},
+          Wanted{o.workspace_, static_cast<int64_t>(plans.workspace)}}) {
+      auto buffer = Buffer::allocate(w.bytes);
+      if (!buffer.ok()) return buffer.status();
+      w.buffer = std::move(buffer.value());
+    }
+    o.window_.resize(static_cast<size_t>((model.conv_width - 1) * model.channels() * io));
+    o.state_.resize(static_cast<size_t>(model.state_size()));
+    return o;
+  }
+
+  // Fills in out(), state() and window().
+  Status run(const Request& request, const LayerWeights& weights, const std::atomic<bool>& stop) {
+    const int64_t prompt = request.trace.input_length;
+    const int64_t total = prompt + request.decode_length();
+    first_row_ = request.trace.output_length > 0 ? prompt - 1 : total;
+    out_.resize(static_cast<size_t>((total - first_row_) * model_.out_size()));
+    for (int64_t at = 0; at < total; at += kPiece) {
+      if (stop.load(std::memory_order_relaxed)) return error(KDA_FAILED_PRECONDITION, "verification was interrupted");
+      KDA_SERVE_TRY(run_piece(request, weights, at, std::min(kPiece, total - at)));
+    }
+    return {};
+  }
+
+  const std::vector<double>& out() const { return out_; }      // [m, HV, V]
+  const std::vector<double>& state() const { return state_; }  // [HV, V, K]
+  const std::vector<char>& window() const { return window_; }  // [W-1, channels], io
+
+ private:
+  Oracle(const Model& model, const Content& content, const OraclePlans& plans)
+      : model_(model), content_(&content), plans_(&plans), rows_(kPiece) {}
+
+  kda_workspace scratch() const { return {workspace_.data(), workspace_.bytes()}; }
+
+  kda_tensor raw(int64_t tokens, int64_t part, int64_t heads, int64_t dim) const {
+    const auto io = static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
+    return rows_view(raw_.data() + part * io, model_.io_dtype, {tokens, heads, dim}, content_->layout().stride);
+  }
+  kda_tensor raw_flat(int64_t tokens, int64_t part, int64_t size) const {
+    const auto io = static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
+    return rows_view(raw_.data() + part * io, model_.io_dtype, {tokens, size}, content_->layout().stride);
+  }
+
+  void gather(const Request& request, int64_t first, int64_t tokens) {
+    const int64_t prompt = request.trace.input_length;
+    const int64_t from_prompt = std::clamp<int64_t>(prompt - first, 0, tokens);
+    const std::span<uint32_t> rows(rows_.data(), static_cast<size_t>(tokens));
+    content_->prompt_rows(request.owner, first, rows.first(static_cast<size_t>(from_prompt)));
+    content_->generated_rows(request.owner, first + from_prompt - prompt,
+                             rows.subspan(static_cast<size_t>(from_prompt)));
+    content_->gather(rows, raw_.data(), 1);
+  }
+
+  Status run_piece(const Request& request, const LayerWeights& weights, int64_t first, int64_t tokens) {
+    gather(request, first, tokens);
+    const uint8_t has_state = first > 0 ? 1 : 0;
+    const int32_t cu[2] = {0, static_cast<int32_t>(tokens)};
+    const int32_t slot = 0;
+    const auto io = static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
+    const int64_t keys = model_.heads * model_.key_dim;
+
+    kda_conv_args conv{};
+    conv.struct_size = sizeof conv;
+    conv.x[0] = raw_flat(tokens, content_->layout().qkv, model_.channels());
+    conv.weight[0] = view(weights.conv.data(), KDA_FP32, {model_.channels(), model_.conv_width});
+    conv.sequences.cu_seqlens = view(cu, KDA_INT32, {2});
+    conv.state[0] = view(window_.data(), model_.io_dtype, {1, model_.conv_width - 1, model_.channels()});
+    conv.slots = view(&slot, KDA_INT32, {1});
+    conv.has_initial_state = view(&has_state, KDA_BOOL, {1});
+    conv.out[0] = view(post_.data(), model_.io_dtype, {tokens, model_.channels()});
+    KDA_SERVE_TRY(from_kda(kda_conv_run(plans_->conv.get(), &conv, scratch(), nullptr)));
+
+    const auto part = [&](int64_t offset, int64_t dim) {
+      return rows_view(post_.data() + offset * io, model_.io_dtype, {tokens, model_.heads, dim}, model_.channels());
+    };
+    kda_prefill_args prefill{};
+    prefill.struct_size = sizeof prefill;
+    prefill.q = part(0, model_.key_dim);
+    prefill.k = part(keys, model_.key_dim);
+    prefill.v = part(2 * keys, model_.value_dim);
+    prefill.gate = raw(tokens, content_->layout().gate, model_.heads, model_.key_dim);
+    prefill.beta = raw_flat(tokens, content_->layout().beta, model_.heads);
+    prefill.A_log = view(weights.A_log.data(), KDA_FP32, {model_.heads});
+    prefill.dt_bias = view(weights.dt_bias.data(), KDA_FP32, {model_.heads, model_.key_dim});
+    prefill.sequences.cu_seqlens = conv.sequences.cu_seqlens;
+    prefill.state = view(state_.data(), KDA_FP64, {1, model_.heads, model_.value_dim, model_.key_dim});
+    prefill.has_initial_state = conv.has_initial_state;
+    prefill.out = view(attention_.data(), model_.io_dtype, {tokens, model_.heads, model_.value_dim});
+    KDA_SERVE_TRY(from_kda(kda_prefill_run(plans_->prefill.get(), &prefill, scratch(), nullptr)));
+    return run_norm(weights, first, tokens);
+  }
+
+  // Only the rows that the request's outputs came from.
+  Status run_norm(const LayerWeights& weights, int64_t first, int64_t tokens) {
+    const int64_t skip = std::max<int64_t>(0, first_row_ - first);
+    if (skip >= tokens) return {};
+    const auto io = static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
+    const int64_t rows = tokens - skip;
+    kda_gated_norm_args norm{};
+    norm.struct_size = sizeof norm;
+    norm.o = view(attention_.data() + skip * model_.out_size() * io, model_.io_dtype,
+                  {rows, model_.heads, model_.value_dim});
+    norm.z = raw(rows, content_->layout().z, model_.heads, model_.value_dim);
+    norm.z.data = static_cast<char*>(norm.z.data) + skip * content_->row_bytes();
+    norm.weight = view(weights.norm.data(), KDA_FP32, {model_.value_dim});
+    norm.out = view(out_.data() + (first + skip - first_row_) * model_.out_size(), KDA_FP64,
+                    {rows, model_.heads, model_.value_dim});
+    return from_kda(kda_gated_norm_run(plans_->norm.get(), &norm, scratch(), nullptr));
+  }
+
+  Model model_;
+  const Content* content_;
+  const OraclePlans* plans_;
+  std::vector<uint32_t> rows_;
+  Buffer raw_, post_, attention_, workspace_;
+  std::vector<char> window_;
+  std::vector<double> state_, out_;
+  int64_t first_row_ = 0;
+};
+
+struct Task {
+  const Request* request;
+  int32_t layer;
+  size_t slot;  // of the request in the report
+};
+
+// The longest first, so that the threads end together.
+std::vector<Task> make_tasks(const Model& model, const std::vector<std::unique_ptr<Request>>& requests,
+                             VerifyReport& report) {
+  std::vector<const Request*> chosen;
+  for (const auto& r : requests) {
+    if (r->capture && r->phase == Phase::kFinished) chosen.push_back(r.get());
+  }
+  const auto length = [](const Request* r) { return r->trace.input_length + r->decode_length(); };
+  std::stable_sort(chosen.begin(), chosen.end(),
+                   [&](const Request* a, const Request* b) { return length(a) > length(b); });
+  std::vector<Task> tasks;
+  for (const Request* r : chosen) {
+    for (int32_t layer = 0; layer < model.layers; ++layer) tasks.push_back({r, layer, report.errors.size()});
+    RequestError e;
+    e.index = r->trace.index;
+    report.errors.push_back(e);
+  }
+  report.requests = static_cast<int64_t>(chosen.size());
+  return tasks;
+}
+
+void note(const Model& model, const Oracle& oracle, const Task& task, VerifyReport& report) {
+  const Capture& c = *task.request->capture;
+  const auto layer = static_cast<size_t>(task.layer);
+  const auto rows = static_cast<int64_t>(oracle.out().size()) / model.out_size();
+  const bool complete = c.rows[layer].size() == oracle.out().size() * kda_dtype_size(model.io_dtype);
+  const TensorError out = complete ? compare(c.rows[layer].data(), model.io_dtype, oracle.out().data(), rows,
+                                             model.heads, model.value_dim)
+                                   : TensorError{};
+  const TensorError state = compare(c.states[layer].data(), model.state_dtype, oracle.state().data(), 1, model.heads,
+                                    model.value_dim * model.key_dim);
+  RequestError& e = report.errors[task.slot];
+  if (task.layer == 0 || out.rel > e.out.rel) e.out = out, e.out_layer = task.layer;
+  if (task.layer == 0 || state.rel > e.state.rel) e.state = state, e.state_layer = task.layer;
+  report.max_rel_l2_out = std::max(report.max_rel_l2_out, out.rel);
+  report.max_rel_l2_state = std::max(report.max_rel_l2_state, state.rel);
+
+  const auto fail = [&](const std::string& what) {
+    report.ok = false;
+    report.failures.push_back(fmt::format("request {}, layer {}: {}", e.index, task.layer, what));
+  };
+  if (!complete) fail(fmt::format("wanted {} output rows, got {} bytes", rows, c.rows[layer].size()));
+  if (!out.within(report.tolerance.out)) fail("output: " + out.describe(report.tolerance.out));
+  if (!state.within(report.tolerance.state)) fail("state: " + state.describe(report.tolerance.state));
+  if (c.windows[layer] != oracle.window()) {
+    e.window_equal = false;
+    fail("conv window: differs from the last raw inputs");
+  }
+}
+
+}  // namespace
+
+Tolerance tolerance_of(const Model& model) {
+  Tolerance t = model.io_dtype == KDA_FP32 ? Tolerance{1e-5, 1e-5} : Tolerance{3.5e-3, 1e-3};
+  // N-9 gives the error of one store; a request's state is stored at every step and forgets at its gates' pace.
+  // Ten stores' worth, in quadrature, is allowed to be alive at once.
+  const double store = model.state_dtype == KDA_BF16 ? 1.8e-3 : model.state_dtype == KDA_FP16 ? 2.3e-4 : 0;
+  t.out += 3.2 * store;
+  t.state += 3.2 * store;
+  return t;
+}
+
+std::vector<int64_t> choose_verified(const Trace& trace, int64_t count, uint64_t seed) {
+  std::vector<std::pair<uint64_t, int64_t>> order;
+  for (const TraceRequest& r : trace.requests) {
+    order.emplace_back(mix(uint64_t{kTagVerify}, seed, static_cast<uint64_t>(r.index)), r.index);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<int64_t> chosen;
+  for (size_t i = 0; i < order.size() && static_cast<int64_t>(i) < count; ++i) chosen.push_back(order[i].second);
+  std::sort(chosen.begin(), chosen.end());
+  return chosen;
+}
+
+Result<VerifyReport> verify(const Model& model, const std::vector<LayerWeights>& weights, const Content& content,
+                            const std::vector<std::unique_ptr<Request>>& requests, int threads,
+                            const std::atomic<bool>& stop) {
+  const auto begin = std::chrono::steady_clock::now();
+  VerifyReport report;
+  report.tolerance = tolerance_of(model);
+  const std::vector<Task> tasks = make_tasks(model, requests, report);
+  OraclePlans plans;
+  if (!tasks.empty()) KDA_SERVE_TRY(make_plans(model, plans));
+  std::atomic<size_t> next{0};
+  std::mutex lock;
+  Status first;
+  const auto work = [&] {
+    auto oracle = Oracle::create(model, content, plans);
+    Status status = oracle.ok() ? Status() : oracle.status();
+    for (size_t i; status.ok() && (i = next.fetch_add(1)) < tasks.size();) {
+      status = oracle.value().run(*tasks[i].request, weights[static_cast<size_t>(tasks[i].layer)], stop);
+      const std::lock_guard<std::mutex> guard(lock);
+      if (status.ok()) note(model, oracle.value(), tasks[i], report);
+    }
+    const std::lock_guard<std::mutex> guard(lock);
+    if (!status.ok() && first.ok()) first = status;
+  };
+  std::vector<std::thread> workers;
+  const size_t count = std::min(tasks.size(), static_cast<size_t>(std::max(threads, 1)));
+  for (size_t i = 1; i < count; ++i) workers.emplace_back(work);
+  if (!tasks.empty()) work();
+  for (std::thread& worker : workers) worker.join();
+  if (!first.ok()) return first;
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return report;
+}
+
+}  // namespace kda::serve

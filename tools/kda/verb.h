@@ -1,0 +1,17 @@
+// A verb of the program: one CLI11 subcommand, one file. main.cc lists them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace kda::tools {
+
+// Exit codes: 0 done, 1 the check or job failed, 2 bad usage or input, 130 interrupted.
+enum ExitCode : int { kDone = 0, kFailed = 1, kUsage = 2, kInterrupted = 130 };
+
+// Adds the subcommand and its options to `app`; the result runs it once the options are parsed.
+using AddVerb = std::function<int()> (*)(CLI::App& app);
+
+std::function<int()> add_replay(CLI::App& app);
+
+}  // namespace kda::tools
