@@ -5,7 +5,9 @@
 #include <kda/context.h>
 #include <kda/conv.h>
 #include <kda/decode.h>
+#include <kda/metadata.h>
 #include <kda/prefill.h>
+#include <kda/state_copy.h>
 #include <kda/state_pool.h>
 #include <kda/types.h>
 

@@ -1,6 +1,9 @@
 #include "capi/backends.h"
 
 #include "cpu/candidates.h"
+#include "cpu/metadata.h"
+#include "cpu/state_copy.h"
+#include "kda/context.h"
 #include "reference/candidates.h"
 
 namespace kda::capi {
@@ -34,6 +37,8 @@ void add_not_built(Backends& list) {
 
 Backends make() {
   Backends list;
+  list.source_hash = kda_source_hash();
+  list.copies.push_back(cpu::copy_backend());
   add_not_built<Prefill>(list);
   add_not_built<Decode>(list);
   add_not_built<Commit>(list);
@@ -63,6 +68,15 @@ Backends make() {
 const Backends& backends() {
   static const Backends list = make();
   return list;
+}
+
+MetadataRegistry& metadata_registry() {
+  static MetadataRegistry& registry = *[] {
+    auto* list = new MetadataRegistry;  // never destroyed: its names live as long as the process
+    (void)list->add(builtin_metadata_backend("LIBKDA_CPU", cpu::metadata_device())).ok();
+    return list;
+  }();
+  return registry;
 }
 
 }  // namespace kda::capi

@@ -1,7 +1,10 @@
 // What all plans share: workspace, choice, refusals; and kda_explain.
 #include "core/plan.h"
 
+#include "capi/backends.h"
 #include "capi/guard.h"
+#include "core/metadata.h"
+#include "core/state_copy.h"
 
 using kda::Status;
 using kda::capi::check_pointer;
@@ -80,6 +83,11 @@ kda_status kda_explain(const kda_context* context, kda_operator op, const void* 
       case KDA_OP_GATED_NORM: return explain<kda::GatedNorm>(*context, desc, fn, user);
       case KDA_OP_SEGMENT_SUMMARY: return explain<kda::SegmentSummary>(*context, desc, fn, user);
       case KDA_OP_SEGMENT_MERGE: return explain<kda::SegmentMerge>(*context, desc, fn, user);
+      case KDA_OP_STATE_COPY:
+        return kda::explain_state_copy(*context, static_cast<const kda_state_copy_desc*>(desc), fn, user);
+      case KDA_OP_METADATA:
+        return kda::explain_metadata(*context, kda::capi::metadata_registry(),
+                                     static_cast<const kda_metadata_desc*>(desc), fn, user);
       default: return kda::unsupported("op: wanted an operator with candidates, got ", kda::operator_name(op));
     }
   });

@@ -55,8 +55,12 @@ class Candidate {
 template <class Op>
 using CandidateList = std::vector<const Candidate<Op>*>;
 
+class CopyBackend;  // core/state_copy_backend.h
+
 // Every candidate of every operator, in the order of R-8. Filled in once, by capi.
 struct Backends {
+  const char* source_hash = "unknown";      // of this library, for the configuration snapshot (spec Y-11)
+  std::vector<const CopyBackend*> copies;   // state copies, one backend a device type
   std::tuple<CandidateList<Prefill>, CandidateList<Decode>, CandidateList<Commit>, CandidateList<DecodeStep>,
              CandidateList<Conv>, CandidateList<GatedNorm>, CandidateList<SegmentSummary>, CandidateList<SegmentMerge>>
       lists;
