@@ -16,12 +16,13 @@ RULES = {
     "src/cuda/tile": ["cuda/tile/", "cuda/ptx/"],
     "src/cuda/ptx": ["cuda/ptx/"],
     "src/capi": ["base/", "core/", "cpu/", "reference/", "cuda/host/", "capi/", "kda/"],
-    "src/serve": ["serve/", "kda/"],
-    "tools/kda": ["tools/", "serve/", "kda/"],
-    "bench": ["bench/", "kda/"],
+    "src/conformance": ["conformance/", "kda/"],
+    "src/serve": ["serve/", "conformance/", "kda/"],
+    "tools/kda": ["tools/", "serve/", "conformance/", "bench/", "kda/"],
+    "bench": ["bench/", "conformance/", "kda/"],
     "bindings/torch": ["kda/", "bindings/"],
 }
-PROJECT_PREFIXES = ("base/", "core/", "reference/", "cpu/", "cuda/", "capi/", "serve/", "tools/", "kda/", "bench/", "bindings/", "tests/")
+PROJECT_PREFIXES = ("base/", "core/", "reference/", "cpu/", "cuda/", "capi/", "conformance/", "serve/", "tools/", "kda/", "bench/", "bindings/", "tests/")
 CUDA_RUNTIME = re.compile(r"^(cuda_runtime|cuda\.h|cuda_fp16|cuda_bf16|cuda/ptx|cuda/std|cublas)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 

@@ -1,5 +1,5 @@
 // kda: the program. Finds the verb, parses its options, runs it.
-#include <kda/kda.h>
+#include <kda/kda.hpp>
 
 #include <cstdio>
 #include <exception>
@@ -15,6 +15,7 @@ namespace {
 using kda::tools::AddVerb;
 
 constexpr AddVerb kVerbs[] = {
+    kda::tools::add_info,
     kda::tools::add_replay,
 };
 
@@ -39,11 +40,23 @@ int run(int argc, char** argv) {
   return kda::tools::kUsage;
 }
 
+// What the library refuses because of what it was asked is bad usage; anything else a failed job.
+int exit_code(kda_status status) {
+  const bool asked = status == KDA_INVALID_ARGUMENT || status == KDA_NOT_FOUND || status == KDA_UNSUPPORTED;
+  return asked ? kda::tools::kUsage : kda::tools::kFailed;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
+  } catch (const kda::tools::UsageError& e) {
+    std::fprintf(stderr, "kda: %s\n", e.what());
+    return kda::tools::kUsage;
+  } catch (const kda::Error& e) {
+    std::fprintf(stderr, "kda: %s\n", e.what());
+    return exit_code(e.status());
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "kda: out of memory\n");
   } catch (const std::exception& e) {
