@@ -40,6 +40,25 @@ typedef void (*kda_log_fn)(void* user, kda_log_level level, const char* message)
  * and infos too when KDA_VERBOSE=1. The callback may run on any thread. */
 KDA_API kda_status kda_set_log_callback(kda_log_fn callback, void* user);
 
+/* ---- Devices ------------------------------------------------------------------------------------ */
+
+/* Host facts of one device (spec R-12). Grows at the end; set struct_size before the call. */
+typedef struct kda_device_info {
+  size_t struct_size;
+  char name[128];                       /* "NVIDIA H200"; "cpu" */
+  int32_t compute_major, compute_minor; /* CUDA compute capability; 0, 0 for the CPU */
+  int32_t multiprocessors;              /* CPU: cores that this process may use */
+  int32_t driver_version;               /* newest CUDA that the driver speaks, 1000 * major + 10 * minor */
+  int32_t runtime_version;              /* CUDA that the library was built with */
+  int64_t memory_bytes, l2_bytes;       /* 0 for the CPU */
+  uint8_t uuid[16];
+} kda_device_info;
+
+/* Devices of a type. UNSUPPORTED, with the loader's or the driver's message, if this build or this machine has none. */
+KDA_API kda_status kda_device_count(kda_device_type type, int32_t* count);
+/* Facts of one device. INVALID_ARGUMENT if there is no such device, UNSUPPORTED as above. Any thread. */
+KDA_API kda_status kda_device_get_info(kda_device device, kda_device_info* info);
+
 /* ---- Context ------------------------------------------------------------------------------------ */
 
 typedef struct kda_context kda_context;

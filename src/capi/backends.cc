@@ -6,47 +6,21 @@
 #include "kda/context.h"
 #include "reference/candidates.h"
 
+// The one place that asks whether the CUDA backend is in this build.
+#ifdef KDA_WITH_CUDA
+#include "cuda/host/backend.h"
+#else
+#include "cuda/host/absent.h"
+#endif
+
 namespace kda::capi {
 namespace {
-
-// A candidate of a backend that is not in this build: says so, and is never created (spec R-9 `not_built`).
-template <class Op>
-class NotBuilt final : public Candidate<Op> {
- public:
-  explicit NotBuilt(std::string_view name) : name_(name) {}
-  std::string_view name() const override { return name_; }
-  kda_device_type device() const override { return KDA_CUDA; }
-  void check(const typename Op::Desc&, const Context&, Refusals& refusals) const override {
-    refusals.add("not_built", "a library with the CUDA backend", "one without");
-  }
-  Result<std::unique_ptr<Kernel<Op>>> create(const typename Op::Desc&, const Context&,
-                                             WorkspaceBook&) const override {
-    return internal_error("the CUDA backend is not in this build");
-  }
-
- private:
-  std::string_view name_;
-};
-
-template <class Op>
-void add_not_built(Backends& list) {
-  static const NotBuilt<Op> fused("fused"), portable("portable");
-  list.add<Op>(&fused);
-  list.add<Op>(&portable);
-}
 
 Backends make() {
   Backends list;
   list.source_hash = kda_source_hash();
   list.copies.push_back(cpu::copy_backend());
-  add_not_built<Prefill>(list);
-  add_not_built<Decode>(list);
-  add_not_built<Commit>(list);
-  add_not_built<DecodeStep>(list);
-  add_not_built<Conv>(list);
-  add_not_built<GatedNorm>(list);
-  add_not_built<SegmentSummary>(list);
-  add_not_built<SegmentMerge>(list);
+  cuda::add_candidates(list);
   list.add(cpu::portable_prefill());
   list.add(cpu::portable_segment_summary());
   list.add(cpu::portable_segment_merge());
@@ -78,5 +52,9 @@ MetadataRegistry& metadata_registry() {
   }();
   return registry;
 }
+
+Result<int32_t> cuda_device_count() { return cuda::device_count(); }
+Result<DeviceFacts> cuda_device_facts(int32_t index) { return cuda::device_facts(index); }
+Result<DeviceFacts> cuda_open_device(int32_t index) { return cuda::open_device(index); }
 
 }  // namespace kda::capi

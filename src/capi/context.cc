@@ -1,6 +1,8 @@
 // Contexts: device, threads, instruction set, life-cycle flags.
 #include "kda/context.h"
 
+#include <cstring>
+
 #include "base/tensor.h"
 #include "capi/backends.h"
 #include "capi/guard.h"
@@ -27,9 +29,70 @@ Status fill_cpu(const kda_context_options& options, kda_context& context) {
   return {};
 }
 
+Status fill_cuda(const kda_context_options& options, kda_context& context) {
+  auto facts = kda::capi::cuda_open_device(options.device.index);
+  if (!facts.ok()) return facts.status();
+  context.facts = facts.value();
+  context.isa = kda::str_cat("sm_", context.facts.major, context.facts.minor);
+  return {};
+}
+
+// Host facts of a device; the CPU has its cores for multiprocessors.
+kda::Result<kda::DeviceFacts> facts_of(const kda_device& device) {
+  if (device.type == KDA_CUDA) return kda::capi::cuda_device_facts(device.index);
+  if (device.type != KDA_CPU || device.index != 0) {
+    return kda::invalid_argument("device: wanted cpu:0 or a CUDA device, got type ", int{device.type}, ", index ",
+                                 device.index);
+  }
+  kda::DeviceFacts facts;
+  facts.name = "cpu";
+  facts.multiprocessors = kda::cpu::default_num_threads();
+  return facts;
+}
+
 }  // namespace
 
 extern "C" {
+
+kda_status kda_device_count(kda_device_type type, int32_t* count) {
+  return guard([&]() -> Status {
+    KDA_RETURN_IF_ERROR(check_pointer("count", count));
+    if (type != KDA_CPU && type != KDA_CUDA) {
+      return kda::invalid_argument("type: wanted KDA_CPU or KDA_CUDA, got ", int{type});
+    }
+    kda::Result<int32_t> found = 1;
+    if (type == KDA_CUDA) found = kda::capi::cuda_device_count();
+    if (!found.ok()) return found.status();
+    *count = found.value();
+    return {};
+  });
+}
+
+kda_status kda_device_get_info(kda_device device, kda_device_info* info) {
+  return guard([&]() -> Status {
+    KDA_RETURN_IF_ERROR(check_pointer("info", info));
+    const size_t size = info->struct_size;
+    if (size < sizeof(size_t)) {
+      return kda::invalid_argument("info.struct_size: wanted ", sizeof(*info), " (sizeof the struct), got ", size);
+    }
+    const auto facts = facts_of(device);
+    if (!facts.ok()) return facts.status();
+    const kda::DeviceFacts& f = facts.value();
+    kda_device_info all{};
+    all.struct_size = size;
+    std::strncpy(all.name, f.name.c_str(), sizeof(all.name) - 1);
+    all.compute_major = f.major;
+    all.compute_minor = f.minor;
+    all.multiprocessors = f.multiprocessors;
+    all.driver_version = f.driver_version;
+    all.runtime_version = f.runtime_version;
+    all.memory_bytes = f.memory_bytes;
+    all.l2_bytes = f.l2_bytes;
+    std::memcpy(all.uuid, f.uuid.data(), sizeof(all.uuid));
+    std::memcpy(info, &all, size < sizeof(all) ? size : sizeof(all));
+    return {};
+  });
+}
 
 kda_status kda_context_create(const kda_context_options* options, kda_context** out) {
   return guard([&]() -> Status {
@@ -42,11 +105,10 @@ kda_status kda_context_create(const kda_context_options* options, kda_context** 
     context->backends = &kda::capi::backends();
     context->allow_late_plans = o.allow_late_plans != 0;
     context->allow_observers = o.allow_observers != 0;
-    if (o.device.type != KDA_CPU) {
-      return kda::unsupported("device: wanted a device whose backend is in this build (cpu), got ",
-                              kda::device_name(o.device.type), ":", o.device.index);
+    if (o.device.type != KDA_CPU && o.device.type != KDA_CUDA) {
+      return kda::invalid_argument("device.type: wanted KDA_CPU or KDA_CUDA, got ", int{o.device.type});
     }
-    KDA_RETURN_IF_ERROR(fill_cpu(o, *context));
+    KDA_RETURN_IF_ERROR(o.device.type == KDA_CPU ? fill_cpu(o, *context) : fill_cuda(o, *context));
     *out = context.release();
     return {};
   });

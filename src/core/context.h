@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "core/device.h"
 #include "kda/context.h"
 
 namespace kda {
@@ -43,6 +44,7 @@ struct Context {
   kda_device device{KDA_CPU, 0};
   Parallel parallel;
   std::string isa;          // "avx512"; the CPU candidates pick their kernel table by it
+  DeviceFacts facts;        // of a device other than the CPU
   const Backends* backends = nullptr;
   bool allow_late_plans = false;
   bool allow_observers = false;

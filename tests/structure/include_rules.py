@@ -42,8 +42,8 @@ def problems(root):
                         yield f"{name}: may not include {include} (allowed: {', '.join(allowed)})"
                 elif "torch/" in include and not str(name).startswith("bindings/"):
                     yield f"{name}: nothing outside bindings sees torch: {include}"
-            if "KDA_CUDA" in text and re.search(r"#\s*if.*KDA_CUDA", text) and str(name) != "src/capi/backends.cc":
-                yield f"{name}: #ifdef KDA_CUDA stands in src/capi/backends.cc alone"
+            if re.search(r"#\s*if.*KDA_WITH_CUDA", text) and str(name) != "src/capi/backends.cc":
+                yield f"{name}: #ifdef KDA_WITH_CUDA stands in src/capi/backends.cc alone"
 
 
 found = list(problems(pathlib.Path(sys.argv[1])))

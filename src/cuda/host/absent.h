@@ -1,0 +1,30 @@
+// The CUDA backend of a library built without it: no devices, and candidates that say `not_built`.
+#pragma once
+
+#include "core/backend.h"
+#include "core/device.h"
+#include "cuda/host/not_built.h"
+
+namespace kda::cuda {
+
+inline void add_candidates(Backends& list) {
+  add_not_built<Prefill>(list);
+  add_not_built<Decode>(list);
+  add_not_built<Commit>(list);
+  add_not_built<DecodeStep>(list);
+  add_not_built<Conv>(list);
+  add_not_built<GatedNorm>(list);
+  add_not_built<SegmentSummary>(list);
+  add_not_built<SegmentMerge>(list);
+}
+
+inline Status not_built() {
+  return unsupported(
+      "device: wanted a device whose backend is in this build (cpu), got cuda (not_built: the library "
+      "has no CUDA backend)");
+}
+inline Result<int32_t> device_count() { return not_built(); }
+inline Result<DeviceFacts> device_facts(int32_t) { return not_built(); }
+inline Result<DeviceFacts> open_device(int32_t) { return not_built(); }
+
+}  // namespace kda::cuda

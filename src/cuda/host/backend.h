@@ -1,0 +1,13 @@
+// What the rest of the library sees of the CUDA backend. A library built without it has the same functions from
+// cuda/host/absent.h; capi/backends.cc chooses.
+#pragma once
+
+#include "core/backend.h"
+#include "cuda/host/device.h"
+
+namespace kda::cuda {
+
+// Every operator's CUDA candidates in the order of R-8: `fused` before `portable`.
+void add_candidates(Backends& list);
+
+}  // namespace kda::cuda

@@ -1,0 +1,162 @@
+#include "cuda/host/gates.h"
+
+#include "base/checked.h"
+#include "base/tensor.h"
+
+namespace kda::cuda {
+namespace {
+
+constexpr DtypeSet kFloats = {KDA_FP32, KDA_BF16, KDA_FP16};
+constexpr DimRule kAnyDim = {0, kMaxHeadDim};
+constexpr AttentionCapability kAnything = {kAnyDim, kAnyDim, kFloats, kFloats, kFloats, kFloats};
+constexpr AttentionCapability kHead128 = {{128, 0}, {128, 0}, kFloats, kFloats, kFloats, kFloats};
+
+// Compute capabilities with machine code in this build (cmake/cuda.cmake). sm_90a code runs on 9.0 alone.
+struct Image {
+  int32_t major, minor;
+};
+constexpr Image kImages[] = {{9, 0}};
+
+void check_dtype(const char* gate, const DtypeSet& wanted, kda_dtype got, Refusals& r) {
+  if (!wanted.has(got)) r.add(gate, wanted.text(), dtype_name(got));
+}
+
+// Blocks of a launch: one per (sequence, value head, slice of value rows).
+void check_blocks(int64_t sequences, int64_t heads, int64_t slices, Refusals& r) {
+  const auto blocks = checked_product({sequences, heads, slices});
+  if (!blocks || *blocks > kMaxBlocks) {
+    r.add("size", str_cat("max_sequences * num_value_heads <= ", kMaxBlocks / slices),
+          str_cat(sequences, " * ", heads));
+  }
+}
+
+// An example's rows that a bulk or vector load cannot start at.
+void check_rows(const char* name, const kda_tensor& t, int64_t alignment, Refusals& r) {
+  if (!present(t)) return;
+  const auto size = static_cast<int64_t>(dtype_size(t.dtype));
+  if (t.rank > 0 && t.strides[t.rank - 1] != 1 && t.shape[t.rank - 1] > 1) {
+    r.add("layout", str_cat(name, " with a dense last dimension"), describe(t));
+    return;
+  }
+  for (int i = 0; i + 1 < t.rank; ++i) {
+    if (t.shape[i] <= 1 || t.strides[i] * size % alignment == 0) continue;
+    r.add("layout", str_cat(name, " with stride(", i, ") of a multiple of ", alignment, " bytes"),
+          str_cat(t.strides[i] * size, " bytes"));
+  }
+}
+
+}  // namespace
+
+const PrefillCapability kFusedPrefill = {
+    {{128, 0}, {128, 0}, {KDA_BF16}, {KDA_BF16, KDA_FP32}, {KDA_BF16, KDA_FP32}, kFloats, true, true, false}, -1, 16};
+const PrefillCapability kPortablePrefill = {kAnything, -1, 1};
+const AttentionCapability kFusedDecode = kHead128;
+const AttentionCapability kPortableDecode = kAnything;
+
+std::string DtypeSet::text() const {
+  std::string s;
+  for (kda_dtype d : {KDA_FP32, KDA_BF16, KDA_FP16, KDA_FP64}) {
+    if (has(d)) s += (s.empty() ? "" : ", ") + std::string(dtype_name(d));
+  }
+  return s;
+}
+
+std::string DimRule::text() const { return exact != 0 ? str_cat(exact) : str_cat("1 to ", most); }
+
+void check_device(const Context& context, Refusals& r) {
+  if (context.device.type != KDA_CUDA) return;
+  const DeviceFacts& f = context.facts;
+  bool found = false;
+  std::string wanted;
+  for (const Image& image : kImages) {
+    found = found || (image.major == f.major && image.minor == f.minor);
+    wanted += str_cat(wanted.empty() ? "" : ", ", image.major, ".", image.minor);
+  }
+  if (!found) r.add("no_device_image", "compute capability " + wanted, str_cat(f.major, ".", f.minor));
+  // Drivers serve every runtime of their own major version and older ones.
+  if (f.driver_version / 1000 < f.runtime_version / 1000) {
+    r.add("driver", str_cat("a driver for CUDA ", f.runtime_version / 1000, ".0 or newer"),
+          str_cat("one for CUDA ", f.driver_version / 1000, ".", f.driver_version % 1000 / 10));
+  }
+}
+
+void check_attention(const AttentionCapability& c, const kda_attention_spec& a, Refusals& r) {
+  if (!c.key.has(a.key_dim) || !c.value.has(a.value_dim)) {
+    r.add("head_dim", str_cat("K ", c.key.text(), ", V ", c.value.text()),
+          str_cat("K ", a.key_dim, ", V ", a.value_dim));
+  }
+  check_dtype("io_dtype", c.io, a.io_dtype, r);
+  if (a.out_dtype != a.io_dtype) check_dtype("io_dtype", c.io, a.out_dtype, r);
+  check_dtype("gate_dtype", c.gate, a.gate_dtype, r);
+  check_dtype("gate_dtype", c.beta, a.beta_dtype, r);
+  check_dtype("pool_dtype", c.state, a.state_dtype, r);
+  if (a.gate_family == KDA_GATE_SOFTPLUS && !c.softplus) r.add("gate_family", "bounded", "softplus");
+  if (a.gate_family == KDA_GATE_PLAIN && !c.plain)
+    r.add("gate_family", c.softplus ? "softplus or bounded" : "bounded", "plain");
+  if (a.gate_family == KDA_GATE_BOUNDED && !c.bounded) r.add("gate_family", "softplus", "bounded");
+  if (a.gate_family == KDA_GATE_BOUNDED && c.smallest_bound != 0 && a.lower_bound < c.smallest_bound) {
+    r.add("lower_bound", str_cat("at least ", c.smallest_bound), a.lower_bound);
+  }
+  if (a.num_value_heads != a.num_heads && !c.grouped_heads) {
+    r.add("grouped_heads", "HV/H = 1", str_cat("HV/H = ", a.num_value_heads / a.num_heads));
+  }
+  if (a.allow_neg_eigval != 0 && !c.neg_eigval) r.add("neg_eigval", "beta up to 1", "beta up to 2");
+}
+
+void check_prefill(const PrefillCapability& c, const kda_prefill_desc& d, const Context& context, Refusals& r) {
+  check_device(context, r);
+  check_attention(c.attention, d.attention, r);
+  if (c.max_checkpoints >= 0 && d.max_checkpoints > c.max_checkpoints) {
+    r.add("checkpoints", str_cat("at most ", c.max_checkpoints, " a sequence"), d.max_checkpoints);
+  }
+  check_blocks(d.max_sequences, d.attention.num_value_heads, 16, r);
+  if (d.example == nullptr) return;
+  check_rows("q", d.example->q, c.row_alignment, r);
+  check_rows("k", d.example->k, c.row_alignment, r);
+  check_rows("v", d.example->v, c.row_alignment, r);
+  check_rows("gate", d.example->gate, c.row_alignment, r);
+  check_rows("out", d.example->out, c.row_alignment, r);
+}
+
+void check_decode(const AttentionCapability& c, const kda_decode_desc& d, const Context& context, Refusals& r) {
+  check_device(context, r);
+  check_attention(c, d.attention, r);
+  check_blocks(d.max_sequences, d.attention.num_value_heads, 16, r);
+}
+
+void check_commit(const AttentionCapability& c, const kda_commit_desc& d, const Context& context, Refusals& r) {
+  check_device(context, r);
+  check_attention(c, d.attention, r);
+  check_blocks(d.max_sequences, d.attention.num_value_heads, 16, r);
+}
+
+void check_decode_step(const AttentionCapability& c, const kda_decode_step_desc& d, const Context& context,
+                       Refusals& r) {
+  check_decode(c, d.decode, context, r);
+}
+
+void check_conv(const kda_conv_desc& d, const Context& context, Refusals& r) {
+  check_device(context, r);
+  check_dtype("io_dtype", kFloats, d.out_dtype, r);
+  int64_t channels = 0;
+  for (int i = 0; i < d.parts; ++i) channels += d.channels[i];
+  const auto blocks =
+      checked_product({checked_add(d.max_sequences, d.max_tokens).value_or(INT64_MAX), channels / 64 + 3});
+  if (!blocks || *blocks > kMaxBlocks) {
+    r.add("size", str_cat("(max_sequences + max_tokens) * channels / 64 <= ", kMaxBlocks),
+          str_cat("(", d.max_sequences, " + ", d.max_tokens, ") * ", channels, " / 64"));
+  }
+}
+
+void check_gated_norm(const kda_gated_norm_desc& d, const Context& context, Refusals& r) {
+  check_device(context, r);
+  check_dtype("io_dtype", kFloats, d.out_dtype, r);
+  if (d.value_dim > kMaxHeadDim) r.add("head_dim", str_cat("V 1 to ", kMaxHeadDim), str_cat("V ", d.value_dim));
+  const auto rows = checked_mul(d.max_tokens, d.num_value_heads);
+  if (!rows || *rows > kMaxBlocks) {
+    r.add("size", str_cat("max_tokens * num_value_heads <= ", kMaxBlocks),
+          str_cat(d.max_tokens, " * ", d.num_value_heads));
+  }
+}
+
+}  // namespace kda::cuda
