@@ -34,6 +34,7 @@ class LineHandler : public nlohmann::json_sax<Json> {
       return true;
     }
     if (key_ == "timestamp") return timestamp(static_cast<double>(v), std::to_string(v));
+    if (key_ == "hash_ids") return bad(std::to_string(v));
     const int64_t least = key_ == "input_length" ? 1 : 0;
     if (v > static_cast<uint64_t>(kMaxLength) || static_cast<int64_t>(v) < least) return bad(std::to_string(v));
     (key_ == "input_length" ? out_.input_length : out_.output_length) = static_cast<int64_t>(v);
@@ -74,7 +75,9 @@ class LineHandler : public nlohmann::json_sax<Json> {
     if (depth_ == 1) key_ = name;
     return true;
   }
-  bool parse_error(std::size_t position, const std::string&, const Json::exception&) override {
+  bool parse_error(std::size_t position, const std::string& token, const Json::exception& fault) override {
+    constexpr int kNumberOverflow = 406;
+    if (fault.id == kNumberOverflow) return bad(token);
     const size_t at = position == 0 ? 0 : std::min(position - 1, line_.size());
     std::string_view rest = line_.substr(at);
     const std::string_view value = rest.substr(0, rest.find_first_of(",}] ", 1));
@@ -110,6 +113,7 @@ class LineHandler : public nlohmann::json_sax<Json> {
     if (key_ == "timestamp") return "milliseconds in [0, 9e12]";
     if (key_ == "input_length") return "an integer in 1..2147483647";
     if (key_ == "output_length") return "an integer in 0..2147483647";
+    if (key_ != "hash_ids") return "a finite number";
     return in_array_ ? "integers in 0..2^63-1" : "an array of integers";
   }
   // Values inside unknown fields, however deep.
@@ -126,6 +130,7 @@ class LineHandler : public nlohmann::json_sax<Json> {
   bool seen() {
     if ((seen_ & bit(key_)) != 0) return fail(key_ + ": wanted one value, got the field twice");
     seen_ |= bit(key_);
+    key_.clear();  // what follows belongs to no field until the next key
     return true;
   }
   bool timestamp(double ms, const std::string& text) {

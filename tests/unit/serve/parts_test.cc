@@ -1,0 +1,236 @@
+// The small parts: content, conversions, digests, percentiles, the comparison, models, output files.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "serve/compare.h"
+#include "serve/content.h"
+#include "serve/convert.h"
+#include "serve/digest.h"
+#include "serve/file.h"
+#include "serve/prefix_cache.h"
+#include "serve/stats.h"
+#include "serve/step_builder.h"
+#include "serve/timeline.h"
+#include "serve/verify.h"
+#include "serve/weights.h"
+
+namespace kda::serve {
+namespace {
+
+TEST(Convert, G02_RoundsToNearestEven) {
+  EXPECT_EQ(bf16_bits(1.0f), 0x3f80);
+  EXPECT_EQ(bf16_bits(1.00390625f), 0x3f80);  // halfway, to even
+  EXPECT_EQ(bf16_bits(1.01171875f), 0x3f82);
+  EXPECT_EQ(fp16_bits(0.0f), 0);
+  EXPECT_EQ(fp16_bits(-0.0f), 0x8000);
+  EXPECT_EQ(fp16_bits(65519.0f), 0x7bff);
+  EXPECT_EQ(fp16_bits(65520.0f), 0x7c00);
+  EXPECT_EQ(fp16_bits(0x1p-25f), 0);  // halfway between 0 and the smallest: to even
+  EXPECT_EQ(fp16_bits(0x1.8p-25f), 1);
+  EXPECT_EQ(fp16_bits(0x1.ff8p-15f), 0x3ff);  // largest subnormal
+  EXPECT_EQ(fp16_bits(0x1p-14f), 0x400);
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto b = static_cast<uint16_t>(bits);
+    if (!std::isnan(fp16_value(b))) {
+      EXPECT_EQ(fp16_bits(fp16_value(b)), b);
+    }
+    if (!std::isnan(bf16_value(b))) {
+      EXPECT_EQ(bf16_bits(bf16_value(b)), b);
+    }
+  }
+}
+
+TEST(Models, L03_L06_ShapesAndShares) {
+  auto tiny = make_model({});
+  ASSERT_TRUE(tiny.ok());
+  EXPECT_EQ(tiny.value().channels(), 768);
+  auto k3 = make_model({.name = "kimi-k3", .layers = 2, .tp = 8});
+  ASSERT_TRUE(k3.ok());
+  EXPECT_EQ(k3.value().heads, 12);
+  EXPECT_EQ(k3.value().gate_family, KDA_GATE_BOUNDED);
+  EXPECT_EQ(k3.value().lower_bound, -5);
+  EXPECT_EQ(k3.value().io_dtype, KDA_BF16);
+  EXPECT_FALSE(make_model({.name = "kimi-k3", .tp = 7}).ok());
+  auto unknown = make_model({.name = "kimi"});
+  ASSERT_FALSE(unknown.ok());
+  EXPECT_NE(unknown.status().message().find("tiny, kimi-linear, kimi-k3, glm-5.3-flash"), std::string::npos);
+  EXPECT_FALSE(make_model({.io = "fp8"}).ok());
+}
+
+TEST(Content, ATableIsStandardNormalAndARankHoldsAPartOfIt) {
+  auto whole = make_model({.heads = 4}), share = make_model({.heads = 4, .tp = 2});
+  auto a = Content::seeded(whole.value(), 7, 2), b = Content::seeded(share.value(), 7, 1);
+  ASSERT_TRUE(a.ok() && b.ok());
+  double sum = 0, square = 0;
+  for (uint32_t r = 0; r < 512; ++r) {
+    const auto* x = reinterpret_cast<const float*>(a.value().row(r));
+    for (int i = 0; i < 1024; ++i) sum += x[i], square += double{x[i]} * x[i];
+    const auto* y = reinterpret_cast<const float*>(b.value().row(r));
+    const RowLayout &la = a.value().layout(), &lb = b.value().layout();
+    for (int i = 0; i < 256; ++i) {
+      EXPECT_EQ(x[i], y[i]);                      // q of heads 0 and 1
+      EXPECT_EQ(x[2 * 512 + i], y[2 * 256 + i]);  // v
+      EXPECT_EQ(x[la.gate + i], y[lb.gate + i]);
+      EXPECT_EQ(x[la.z + i], y[lb.z + i]);
+    }
+    EXPECT_EQ(x[la.beta + 1], y[lb.beta + 1]);
+  }
+  EXPECT_NEAR(sum / (512 * 1024), 0, 0.01);
+  EXPECT_NEAR(square / (512 * 1024), 1, 0.02);
+}
+
+TEST(Content, EqualPrefixesAreEqualTokensAndARejectedDraftIsAnother) {
+  auto model = make_model({.heads = 1});
+  auto content = Content::seeded(model.value(), 3, 1);
+  const uint64_t shared[] = {11, 12}, other[] = {11, 13};
+  const TokenOwner a{0, shared}, b{1, other}, own{2, {}}, own2{3, {}};
+  std::vector<uint32_t> x(1024), y(1024);
+  content.value().prompt_rows(a, 0, x);
+  content.value().prompt_rows(b, 0, y);
+  EXPECT_TRUE(std::equal(x.begin(), x.begin() + 512, y.begin()));
+  EXPECT_FALSE(std::equal(x.begin() + 512, x.end(), y.begin() + 512));
+  // Pieces give the rows of the whole.
+  content.value().prompt_rows(a, 500, std::span<uint32_t>(y).first(100));
+  EXPECT_TRUE(std::equal(x.begin() + 500, x.begin() + 600, y.begin()));
+  content.value().prompt_rows(own, 0, x);
+  content.value().prompt_rows(own2, 0, y);
+  EXPECT_NE(x, y);
+  content.value().generated_rows(a, 0, x);
+  content.value().generated_rows(b, 0, y);
+  EXPECT_NE(x, y);
+  for (int64_t p = 0; p < 1024; ++p) EXPECT_NE(content.value().rejected_row(a, p), x[static_cast<size_t>(p)]);
+}
+
+TEST(Weights, SeededAsDesigned) {
+  auto model = make_model({.heads = 64, .layers = 2});
+  const auto layers = seeded_weights(model.value(), 5);
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_NE(layers[0].A_log, layers[1].A_log);
+  for (float a : layers[0].A_log) {
+    EXPECT_GE(a, 0);
+    EXPECT_LE(a, std::log(16.0f));
+  }
+  for (float b : layers[0].dt_bias) {
+    const double dt = std::log1p(std::exp(double{b}));
+    EXPECT_GT(dt, 0.999e-3);
+    EXPECT_LT(dt, 0.1001);
+  }
+}
+
+TEST(Digest, RowsAtOnceOrOneByOneAreTheSame) {
+  const std::string rows = "aaaabbbbcccc";
+  Digest once(2), apart(2), swapped(2);
+  once.add_rows(0, rows.data(), 3, 4);
+  for (int i = 0; i < 3; ++i) apart.add_rows(0, rows.data() + 4 * i, 1, 4);
+  EXPECT_EQ(once.result(), apart.result());
+  swapped.add_rows(1, rows.data(), 3, 4);
+  EXPECT_NE(to_hex(once.result()), to_hex(swapped.result()));
+  EXPECT_EQ(to_hex(once.result()).size(), 32u);
+}
+
+TEST(Drafts, KeptUpToTheFirstRejection) {
+  EXPECT_EQ(kept_drafts(1, 1.0, 0, 0, 5), 5);
+  EXPECT_EQ(kept_drafts(1, 0.0, 0, 0, 5), 0);
+  // A draft's fate hangs on its position alone: windows that begin elsewhere agree.
+  for (int64_t base = 0; base < 200; ++base) {
+    const int32_t kept = kept_drafts(9, 0.7, 4, base, 6);
+    for (int32_t narrow = 0; narrow < 6; ++narrow) {
+      EXPECT_EQ(kept_drafts(9, 0.7, 4, base, narrow), std::min(kept, narrow));
+    }
+    EXPECT_GE(kept_drafts(9, 0.7, 4, base + 1, 6), kept - 1);
+  }
+  int64_t kept = 0;
+  for (int64_t base = 0; base < 10000; ++base) kept += kept_drafts(2, 0.7, base, 0, 1);
+  EXPECT_NEAR(static_cast<double>(kept) / 10000, 0.7, 0.02);
+}
+
+TEST(Stats, NearestRankPercentiles) {
+  std::vector<double> samples;
+  for (int i = 100; i >= 1; --i) samples.push_back(i);
+  const Percentiles p = percentiles(samples);
+  EXPECT_EQ(p.p50, 50);
+  EXPECT_EQ(p.p90, 90);
+  EXPECT_EQ(p.p99, 99);
+  EXPECT_EQ(p.max, 100);
+  EXPECT_EQ(percentiles({}).count, 0);
+  EXPECT_EQ(percentiles({3}).p99, 3);
+}
+
+TEST(FieldCases, F07_TheComparisonNamesHeadAndToken) {
+  constexpr int64_t kRows = 64, kHeads = 12, kDim = 16;
+  std::vector<double> want(kRows * kHeads * kDim);
+  for (size_t i = 0; i < want.size(); ++i) want[i] = std::sin(static_cast<double>(i) * 0.7) + 0.1;
+  std::vector<float> got(want.begin(), want.end());
+  EXPECT_TRUE(compare(got.data(), KDA_FP32, want.data(), kRows, kHeads, kDim).within(1e-6));
+  // One row of one head with its sign flipped: small over the tensor, caught by the head.
+  for (int64_t i = 0; i < kDim; ++i) got[static_cast<size_t>((63 * kHeads + 7) * kDim + i)] *= -1;
+  const TensorError e = compare(got.data(), KDA_FP32, want.data(), kRows, kHeads, kDim);
+  EXPECT_EQ(e.head, 7);
+  EXPECT_EQ(e.row, 63);
+  EXPECT_NEAR(e.row_rel, 2, 1e-5);
+  EXPECT_FALSE(e.within(0.1));
+  EXPECT_NE(e.describe(1e-5).find("worst head 7"), std::string::npos);
+  EXPECT_NE(e.describe(1e-5).find("token 63"), std::string::npos);
+}
+
+TEST(Compare, N09_MasksComeFirst) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  const std::vector<double> want = {1, nan, inf, 2};
+  std::vector<float> got = {1, NAN, INFINITY, 2};
+  EXPECT_TRUE(compare(got.data(), KDA_FP32, want.data(), 2, 2, 1).within(0));
+  got[2] = -INFINITY;
+  const TensorError e = compare(got.data(), KDA_FP32, want.data(), 2, 2, 1);
+  EXPECT_FALSE(e.within(1));
+  EXPECT_EQ(e.mask_row, 1);
+  EXPECT_EQ(e.mask_head, 0);
+  // An output where the oracle has exact zeros is an infinite error, not a small one.
+  const std::vector<double> zero = {0, 0};
+  const std::vector<float> some = {0, 1e-30f};
+  EXPECT_FALSE(compare(some.data(), KDA_FP32, zero.data(), 2, 1, 1).within(1));
+}
+
+TEST(Verify, ChoosesBySeed) {
+  Trace trace;
+  for (int64_t i = 0; i < 100; ++i) trace.requests.push_back({.index = i});
+  const auto a = choose_verified(trace, 5, 1), b = choose_verified(trace, 5, 2);
+  EXPECT_EQ(a.size(), 5u);
+  EXPECT_NE(a, b);
+  EXPECT_EQ(a, choose_verified(trace, 5, 1));
+  EXPECT_EQ(choose_verified(trace, 1000, 1).size(), 100u);
+}
+
+TEST(Timeline, IsAChromeTrace) {
+  Timeline t{Clock()};
+  t.add({"prefill", 0.5, 0.75, 3, 0, 128, 2});
+  const std::string json = t.to_json();
+  EXPECT_NE(json.find(R"("name":"prefill","ts":500000.000,"dur":250000.000)"), std::string::npos);
+}
+
+TEST(Files, AreReplacedWholeOrNotAtAll) {
+  namespace fs = std::filesystem;
+  const fs::path dir = fs::path(testing::TempDir()) / fmt::format("kda_files_{}", ::getpid());
+  fs::create_directories(dir);
+  const std::string path = (dir / "out.json").string();
+  ASSERT_TRUE(write_file(path, "old").ok());
+  ASSERT_TRUE(write_file(path, "new text").ok());
+  std::ifstream in(path);
+  std::string text;
+  std::getline(in, text);
+  EXPECT_EQ(text, "new text");
+  EXPECT_FALSE(write_file((dir / "missing" / "x").string(), "y").ok());
+  EXPECT_FALSE(check_writable((dir / "missing" / "x").string(), "--json").ok());
+  EXPECT_FALSE(check_writable(dir.string(), "--json").ok());
+  EXPECT_TRUE(check_writable(path, "--json").ok());
+  // Nothing else lies in the directory.
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir), fs::directory_iterator()), 1);
+  fs::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace kda::serve
