@@ -6,11 +6,11 @@
 
 namespace kda::test {
 using conformance::Distribution;
-using conformance::FieldInput;
-using conformance::GateForm;
-using conformance::Problem;
 using conformance::distribution;
 using conformance::field_problem;
+using conformance::FieldInput;
+using conformance::GateForm;
 using conformance::inverse_softplus;
 using conformance::kDistributions;
+using conformance::Problem;
 }  // namespace kda::test

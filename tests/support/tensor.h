@@ -4,9 +4,6 @@
 #include "conformance/tensor.h"
 
 namespace kda::test {
-using conformance::Shape;
-using conformance::Snapshot;
-using conformance::Tensor;
 using conformance::assign;
 using conformance::canary_pool;
 using conformance::dense_strides;
@@ -18,5 +15,8 @@ using conformance::product;
 using conformance::reshape;
 using conformance::same_bits;
 using conformance::select;
+using conformance::Shape;
+using conformance::Snapshot;
+using conformance::Tensor;
 using conformance::values;
 }  // namespace kda::test
