@@ -31,26 +31,33 @@ Status check_dense(const char* name, const kda_tensor& t, int dense) {
   return invalid_argument(name, ": wanted the last ", dense, " dimension(s) dense, got ", describe(t));
 }
 
-// Byte extent of one row (dimensions 1..) of a view.
-int64_t row_extent(const kda_tensor& t) {
+// Byte extent of a view over its dimensions from `dim` on; -1 if a stride is negative.
+int64_t extent_from(const kda_tensor& t, int dim) {
   int64_t reach = 0;
-  for (int i = 1; i < t.rank; ++i) {
+  for (int i = dim; i < t.rank; ++i) {
     if (t.strides[i] < 0) return -1;
     reach += (t.shape[i] - 1) * t.strides[i];
   }
   return (reach + 1) * static_cast<int64_t>(dtype_size(t.dtype));
 }
 
-// True if the rows of both views lie side by side within equal strides, so that no element is shared.
-bool rows_interleave(const kda_tensor& a, const kda_tensor& b) {
-  if (a.rank < 2 || b.rank < 2) return false;
-  const int64_t stride = a.strides[0] * static_cast<int64_t>(dtype_size(a.dtype));
-  if (stride <= 0 || stride != b.strides[0] * static_cast<int64_t>(dtype_size(b.dtype))) return false;
-  const int64_t extent_a = row_extent(a), extent_b = row_extent(b);
+// True if no element is shared between a and b, whose first one lies `delta` bytes after a's, over their dimensions
+// from `dim` on: apart as ranges, or side by side within equal strides (parts of a page, slices of a row).
+bool interleave(const kda_tensor& a, const kda_tensor& b, int dim, int64_t delta) {
+  const int64_t extent_a = extent_from(a, dim), extent_b = extent_from(b, dim);
   if (extent_a < 0 || extent_b < 0) return false;
-  int64_t delta = (static_cast<char*>(b.data) - static_cast<char*>(a.data)) % stride;
-  if (delta < 0) delta += stride;
-  return delta >= extent_a && delta + extent_b <= stride;
+  if (delta >= extent_a || -delta >= extent_b) return true;
+  if (dim + 1 >= a.rank || dim + 1 >= b.rank) return false;
+  const int64_t stride = a.strides[dim] * static_cast<int64_t>(dtype_size(a.dtype));
+  if (stride <= 0 || stride != b.strides[dim] * static_cast<int64_t>(dtype_size(b.dtype))) return false;
+  if (extent_from(a, dim + 1) > stride || extent_from(b, dim + 1) > stride) return false;
+  // A row of a can meet only the rows of b that start within one stride of it.
+  const int64_t rest = (delta % stride + stride) % stride;
+  return interleave(a, b, dim + 1, rest) && interleave(a, b, dim + 1, rest - stride);
+}
+
+bool rows_interleave(const kda_tensor& a, const kda_tensor& b) {
+  return interleave(a, b, 0, static_cast<char*>(b.data) - static_cast<char*>(a.data));
 }
 
 }  // namespace
@@ -71,7 +78,8 @@ Status check_view(const char* name, const kda_tensor& t, const kda_device& devic
   for (int i = 0; i < t.rank; ++i) {
     if (t.shape[i] < 0) return invalid_argument(name, ": wanted sizes >= 0, got ", shape_string(t));
     const auto product = checked_mul(elements, t.shape[i]);
-    const auto step = checked_mul(t.shape[i] > 0 ? t.shape[i] - 1 : 0, t.strides[i] < 0 ? -t.strides[i] : t.strides[i]);
+    const auto step =
+        checked_mul(t.shape[i] > 0 ? t.shape[i] - 1 : 0, t.strides[i] < 0 ? -t.strides[i] : t.strides[i]);
     const auto total = step ? checked_add(reach, *step) : std::nullopt;
     if (!product || !total || !checked_mul(*total, 8)) {
       return invalid_argument(name, ": wanted a size below 2^63 bytes, got ", describe(t));
@@ -107,7 +115,6 @@ Status AliasCheck::result(const kda_workspace& workspace) const {
     for (int j = 0; j < count_; ++j) {
       if (j == i || (entries_[j].written && j < i) || !entries_[i].range.overlaps(entries_[j].range)) continue;
       if (rows_interleave(*entries_[i].tensor, *entries_[j].tensor)) continue;
-      if (rows_interleave(*entries_[j].tensor, *entries_[i].tensor)) continue;
       return invalid_argument(entries_[i].name, ": wanted memory apart from ", entries_[j].name,
                               ", got overlapping bytes [", entries_[i].range.first, ", ", entries_[i].range.last,
                               ") and [", entries_[j].range.first, ", ", entries_[j].range.last, ")");
@@ -118,7 +125,8 @@ Status AliasCheck::result(const kda_workspace& workspace) const {
 
 Status check_tensor(const char* name, const kda_tensor& t, std::initializer_list<kda_dtype> dtypes,
                     std::initializer_list<int64_t> shape, int dense) {
-  if (!present(t)) return invalid_argument(name, ": wanted ", dtypes_text(dtypes), " ", shape_text(shape), ", got none");
+  if (!present(t))
+    return invalid_argument(name, ": wanted ", dtypes_text(dtypes), " ", shape_text(shape), ", got none");
   KDA_RETURN_IF_ERROR(check_dtype(name, t, dtypes));
   bool same = t.rank == static_cast<int>(shape.size());
   int i = 0;
@@ -144,7 +152,8 @@ Status check_token_tensor(const char* name, const kda_tensor& t, const TokenShap
     expected.shape[i] = wanted[i];
     same = same && t.shape[i] == wanted[i];
   }
-  if (!present(t)) return invalid_argument(name, ": wanted ", dtypes_text(dtypes), " ", shape_string(expected), ", got none");
+  if (!present(t))
+    return invalid_argument(name, ": wanted ", dtypes_text(dtypes), " ", shape_string(expected), ", got none");
   KDA_RETURN_IF_ERROR(check_dtype(name, t, dtypes));
   if (!same) return invalid_argument(name, ": wanted shape ", shape_string(expected), ", got ", shape_string(t));
   return check_dense(name, t, dense);
@@ -154,7 +163,8 @@ Status check_parameter(const char* name, const kda_tensor& t, int64_t count) {
   if (!present(t)) return invalid_argument(name, ": wanted ", count, " fp32 values, got none");
   KDA_RETURN_IF_ERROR(check_dtype(name, t, {KDA_FP32}));
   if (num_elements(t) != count) {
-    return invalid_argument(name, ": wanted ", count, " values, got ", num_elements(t), " in shape ", shape_string(t));
+    return invalid_argument(name, ": wanted ", count, " values, got ", num_elements(t), " in shape ",
+                            shape_string(t));
   }
   return check_dense(name, t, t.rank);
 }
@@ -185,9 +195,11 @@ Status check_sequences(const kda_sequences& s, const kda_tensor& token, int row_
                        int64_t max_sequences, TokenShape& shape) {
   const bool cu = present(s.cu_seqlens), ranges = present(s.begin) || present(s.length);
   if (cu && ranges) return invalid_argument("sequences: wanted cu_seqlens or begin and length, got both");
-  if (!present(token) || token.rank < row_dims || token.rank > row_dims + 1 || (token.rank > row_dims && (cu || ranges))) {
+  if (!present(token) || token.rank < row_dims || token.rank > row_dims + 1 ||
+      (token.rank > row_dims && (cu || ranges))) {
     return invalid_argument("sequences: wanted token tensors of rank ", row_dims,
-                            cu || ranges ? "" : str_cat(" or ", row_dims + 1, " (batched)"), ", got ", describe(token));
+                            cu || ranges ? "" : str_cat(" or ", row_dims + 1, " (batched)"), ", got ",
+                            describe(token));
   }
   shape.batched = token.rank > row_dims;
   shape.batch = shape.batched ? token.shape[0] : 1;
@@ -202,7 +214,8 @@ Status check_sequences(const kda_sequences& s, const kda_tensor& token, int row_
     }
     shape.sequences = s.cu_seqlens.shape[0] - 1;
   } else if (ranges) {
-    if (!present(s.begin) || !present(s.length)) return invalid_argument("sequences: wanted begin and length, got one");
+    if (!present(s.begin) || !present(s.length))
+      return invalid_argument("sequences: wanted begin and length, got one");
     if (s.begin.rank != 1) return invalid_argument("begin: wanted shape [N], got ", shape_string(s.begin));
     KDA_RETURN_IF_ERROR(check_index("begin", s.begin, s.begin.shape[0]));
     if (s.length.rank != 1) return invalid_argument("length: wanted shape [N], got ", shape_string(s.length));
@@ -262,7 +275,8 @@ Status check_out(const kda_tensor& out, const kda_tensor& out_rows, const TokenS
   TokenShape rows = shape;
   if (present(out_rows)) {
     if (shape.batched) return invalid_argument("out_rows: wanted none with batched tokens, got ", describe(out_rows));
-    if (out_rows.rank != 1) return invalid_argument("out_rows: wanted shape [", shape.tokens, "], got ", shape_string(out_rows));
+    if (out_rows.rank != 1)
+      return invalid_argument("out_rows: wanted shape [", shape.tokens, "], got ", shape_string(out_rows));
     KDA_RETURN_IF_ERROR(check_index("out_rows", out_rows, shape.tokens));
     if (present(out) && out.rank > 0) rows.tokens = out.shape[0];
   }
@@ -290,8 +304,8 @@ Status check_attention_tokens(const kda_attention_spec& a, const TokenShape& sha
   if (v) KDA_RETURN_IF_ERROR(check_token_tensor("v", *v, shape, {a.io_dtype}, {a.num_value_heads, a.value_dim}, 1));
   KDA_RETURN_IF_ERROR(check_token_tensor("gate", gate, shape, {a.gate_dtype}, {a.num_value_heads, a.key_dim}, 1));
   if (present(beta) && beta.rank == (shape.batched ? 4 : 3)) {
-    return unsupported("beta: wanted one value per head, shape [T, ", a.num_value_heads, "], got ", shape_string(beta),
-                       " (per-channel beta is not supported, spec E-5)");
+    return unsupported("beta: wanted one value per head, shape [T, ", a.num_value_heads, "], got ",
+                       shape_string(beta), " (per-channel beta is not supported, spec E-5)");
   }
   return check_token_tensor("beta", beta, shape, {a.beta_dtype}, {a.num_value_heads}, 0);
 }
