@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -29,10 +30,15 @@ class CopyMemory {
     const size_t total = (bytes + 2 * kGuard + 64 + 63) / 64 * 64;
     memory_.reset(static_cast<unsigned char*>(std::aligned_alloc(64, total)));
     total_ = total;
+    // A period that no row size is a multiple of, so that no two rows look alike.
+    constexpr size_t kPeriod = 65521 * 8;
     uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
-    for (size_t i = 0; i < total; i += 8) {
+    for (size_t i = 0; i < std::min(total, kPeriod); i += 8) {
       state ^= state << 13, state ^= state >> 7, state ^= state << 17;
       std::memcpy(memory_.get() + i, &state, 8);
+    }
+    for (size_t i = kPeriod; i < total; i += kPeriod) {
+      std::memcpy(memory_.get() + i, memory_.get(), std::min(kPeriod, total - i));
     }
   }
   CopyMemory(const CopyMemory& o) : bytes_(o.bytes_), class_(o.class_), total_(o.total_) {
