@@ -9,6 +9,7 @@
 #include <kda/prefill.h>
 #include <kda/state_copy.h>
 #include <kda/state_pool.h>
+#include <kda/tensor_file.h>
 #include <kda/types.h>
 
 #endif /* KDA_KDA_H_ */

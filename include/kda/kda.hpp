@@ -217,6 +217,50 @@ class Plan {
   std::unique_ptr<kda_plan, Free> handle_;
 };
 
+// A safetensors file.
+class TensorFile {
+ public:
+  explicit TensorFile(const std::string& path) {
+    kda_tensor_file* f = nullptr;
+    check(kda_tensor_file_open(path.c_str(), &f));
+    handle_.reset(f);
+  }
+  size_t size() const noexcept { return kda_tensor_file_count(get()); }
+  struct Entry {
+    std::string name, type;
+    kda_tensor layout;  // data is null; absent if it cannot be read
+    int64_t bytes;
+  };
+  Entry entry(size_t i) const {
+    const char *name, *type;
+    Entry e{};
+    check(kda_tensor_file_entry(get(), i, &name, &type, &e.layout, &e.bytes));
+    e.name = name;
+    e.type = type;
+    return e;
+  }
+  // Index of a name; throws NOT_FOUND.
+  size_t find(const std::string& name) const {
+    size_t i = 0;
+    check(kda_tensor_file_find(get(), name.c_str(), &i));
+    return i;
+  }
+  void read(size_t i, const kda_tensor& destination) const { check(kda_tensor_file_read(get(), i, &destination)); }
+  std::vector<std::pair<std::string, std::string>> metadata() const {
+    std::vector<std::pair<std::string, std::string>> list;
+    const char *key, *value;
+    for (size_t i = 0; kda_tensor_file_metadata(get(), i, &key, &value) == KDA_OK; ++i) list.emplace_back(key, value);
+    return list;
+  }
+  kda_tensor_file* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Free {
+    void operator()(kda_tensor_file* f) const noexcept { kda_tensor_file_close(f); }
+  };
+  std::unique_ptr<kda_tensor_file, Free> handle_;
+};
+
 }  // namespace abi_0_1
 }  // namespace kda
 

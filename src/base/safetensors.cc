@@ -191,19 +191,29 @@ HostTensor::HostTensor(kda_dtype dtype, std::vector<int64_t> shape, int64_t byte
 
 void HostTensor::Free::operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{64}); }
 
-kda_tensor HostTensor::view() const {
+static kda_tensor dense(kda_dtype dtype, const std::vector<int64_t>& shape) {
   kda_tensor t{};
-  t.data = data_.get();
-  t.dtype = dtype_;
+  t.dtype = dtype;
   t.device = {KDA_CPU, 0};
-  t.rank = static_cast<int32_t>(shape_.size());
+  t.rank = static_cast<int32_t>(shape.size());
   int64_t stride = 1;
   for (int i = t.rank - 1; i >= 0; --i) {
-    t.shape[i] = shape_[static_cast<size_t>(i)];
+    t.shape[i] = shape[static_cast<size_t>(i)];
     t.strides[i] = stride;
     stride *= std::max<int64_t>(t.shape[i], 1);
   }
   return t;
+}
+
+kda_tensor HostTensor::view() const {
+  kda_tensor t = dense(dtype_, shape_);
+  t.data = data_.get();
+  return t;
+}
+
+kda_tensor layout_of(const SafetensorsEntry& e) {
+  const bool readable = e.dtype != KDA_DTYPE_NONE && e.shape.size() <= KDA_MAX_RANK;
+  return readable ? dense(e.dtype, e.shape) : kda_tensor{};
 }
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
@@ -237,23 +247,33 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
   return it == index_.end() ? nullptr : &header_.entries[it->second];
 }
 
+Status SafetensorsFile::check_readable(const SafetensorsEntry& e) const {
+  if (e.dtype == KDA_DTYPE_NONE) return unsupported(path_, ": tensor '", e.name, "': element type ", e.type);
+  if (e.shape.size() <= KDA_MAX_RANK) return {};
+  return unsupported(path_, ": tensor '", e.name, "': wanted at most ", KDA_MAX_RANK, " dimensions, got ",
+                     e.shape.size());
+}
+
+Status SafetensorsFile::read_into(const SafetensorsEntry& e, void* data) const {
+  const auto bytes = static_cast<size_t>(e.end - e.begin);
+  if (bytes == 0) return {};
+  const File f(std::fopen(path_.c_str(), "rb"));
+  if (!f || fseeko(f.get(), data_begin_ + e.begin, SEEK_SET) != 0 || std::fread(data, 1, bytes, f.get()) != bytes) {
+    return invalid_argument(path_, ": tensor '", e.name, "': wanted ", bytes, " bytes, got fewer (file changed?)");
+  }
+  return {};
+}
+
 Result<std::shared_ptr<HostTensor>> SafetensorsFile::read(std::string_view name) const {
   const SafetensorsEntry* e = find(name);
   if (e == nullptr) return not_found(path_, ": no tensor '", name, "'");
-  if (e->dtype == KDA_DTYPE_NONE) return unsupported(path_, ": tensor '", name, "': element type ", e->type);
-  if (e->shape.size() > KDA_MAX_RANK) {
-    return unsupported(path_, ": tensor '", name, "': wanted at most ", KDA_MAX_RANK, " dimensions, got ",
-                       e->shape.size());
-  }
+  KDA_RETURN_IF_ERROR(check_readable(*e));
   const int64_t bytes = e->end - e->begin;
   auto tensor = std::make_shared<HostTensor>(e->dtype, e->shape, bytes);
-  if (tensor->data() == nullptr)
+  if (tensor->data() == nullptr) {
     return Status(KDA_OUT_OF_MEMORY, str_cat(path_, ": tensor '", name, "': ", bytes, " bytes"));
-  const File f(std::fopen(path_.c_str(), "rb"));
-  if (!f || fseeko(f.get(), data_begin_ + e->begin, SEEK_SET) != 0 ||
-      std::fread(tensor->data(), 1, static_cast<size_t>(bytes), f.get()) != static_cast<size_t>(bytes)) {
-    return invalid_argument(path_, ": tensor '", name, "': wanted ", bytes, " bytes, got fewer (file changed?)");
   }
+  KDA_RETURN_IF_ERROR(read_into(*e, tensor->data()));
   return tensor;
 }
 

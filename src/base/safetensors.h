@@ -27,6 +27,9 @@ struct SafetensorsEntry {
   int64_t begin = 0, end = 0;  // bytes in the data section
 };
 
+// Dense view of an entry's dtype and shape without data; absent if it cannot be read (opaque, too many dimensions).
+kda_tensor layout_of(const SafetensorsEntry& entry);
+
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  // in the order of their data
   std::map<std::string, std::string> metadata;
@@ -63,6 +66,10 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   const SafetensorsEntry* find(std::string_view name) const;
 
+  // UNSUPPORTED: an opaque element type or more than KDA_MAX_RANK dimensions.
+  Status check_readable(const SafetensorsEntry& entry) const;
+  // Reads the data of a readable entry into `bytes` = end - begin bytes. Any thread.
+  Status read_into(const SafetensorsEntry& entry, void* data) const;
   // Reads one tensor's data. NOT_FOUND lists nothing but the name; UNSUPPORTED: an opaque element type or more than
   // KDA_MAX_RANK dimensions. May run on several threads at once.
   Result<std::shared_ptr<HostTensor>> read(std::string_view name) const;

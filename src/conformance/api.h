@@ -2,12 +2,13 @@
 // calls of the attention operators from a Problem.
 #pragma once
 
+#include <kda/kda.h>
+
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <kda/kda.h>
 #include "conformance/distributions.h"
 #include "conformance/tensor.h"
 

@@ -1,5 +1,6 @@
-// The only measure of closeness (spec N-9), of the tests, of `kda check` and of `kda replay --verify`: relative L2 over the whole tensor and over every
-// (sequence, head), after NaN and Inf masks were found equal. Correlation is not a measure.
+// The only measure of closeness (spec N-9), of the tests, of `kda check` and of `kda replay --verify`: relative L2
+// over the whole tensor and over every (sequence, head), after NaN and Inf masks were found equal. Correlation is not
+// a measure.
 #pragma once
 
 #include <cstdint>

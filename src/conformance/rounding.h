@@ -2,11 +2,11 @@
 // values are rounded in fp64 by scaling to integers, then encoded exactly.
 #pragma once
 
+#include <kda/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-
-#include <kda/types.h>
 
 namespace kda::conformance {
 

@@ -1,14 +1,14 @@
-// Owning tensors for checks: any dtype, any strides and offset, with a known pattern in front, behind and in every gap.
-// The pattern (bytes 0xff) reads as NaN in every float format and as -1 in every integer format, so it is at once
-// poison for readers and, compared bitwise, a canary for writers.
+// Owning tensors for checks: any dtype, any strides and offset, with a known pattern in front, behind and in every
+// gap. The pattern (bytes 0xff) reads as NaN in every float format and as -1 in every integer format, so it is at
+// once poison for readers and, compared bitwise, a canary for writers.
 #pragma once
+
+#include <kda/types.h>
 
 #include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <vector>
-
-#include <kda/types.h>
 
 namespace kda::conformance {
 

@@ -1,12 +1,8 @@
-// Pairwise covering arrays: every pair of values of two parameters occurs in some case, in far fewer cases than
-// the full product has.
+// The names of conformance/covering.h for tests.
 #pragma once
 
-#include <vector>
+#include "conformance/covering.h"
 
 namespace kda::test {
-
-// `sizes[p]` = number of values of parameter p. Each case holds one value number per parameter. Deterministic.
-std::vector<std::vector<int>> covering_pairs(const std::vector<int>& sizes);
-
+using conformance::covering_pairs;
 }  // namespace kda::test

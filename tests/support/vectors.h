@@ -1,14 +1,12 @@
-// A named conformance vector file of tests/data/vectors (see the README there) as test tensors.
+// A named conformance vector file of tests/data/vectors (see the README there) as tensors.
 #pragma once
 
-#include <map>
-#include <string>
-
-#include "support/tensor.h"
+#include "conformance/vectors.h"
 
 namespace kda::test {
 
-// Tensor name to tensor; throws std::runtime_error if the file cannot be read.
-std::map<std::string, Tensor> load_vectors(const std::string& name);
+inline conformance::Vectors load_vectors(const std::string& name) {
+  return conformance::read_vectors(std::string(KDA_TEST_DATA_DIR) + "/vectors/" + name + ".safetensors");
+}
 
 }  // namespace kda::test
