@@ -26,6 +26,9 @@ Backends make() {
   list.add(cpu::portable_segment_merge());
   list.add(cpu::portable_decode());
   list.add(cpu::portable_commit());
+  list.add(cpu::portable_decode_step());
+  list.add(cpu::portable_conv());
+  list.add(cpu::portable_gated_norm());
   list.add(reference::prefill());
   list.add(reference::decode());
   list.add(reference::commit());

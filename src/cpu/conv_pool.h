@@ -9,12 +9,13 @@
 namespace kda::cpu {
 
 struct ConvPool {
-  char* data;
-  kda_dtype dtype;
-  int64_t size;                                        // bytes of an element
-  int64_t slot_stride, column_stride, channel_stride;  // elements
-  int64_t channels;
+  char* data = nullptr;
+  kda_dtype dtype = KDA_DTYPE_NONE;
+  int64_t size = 0;                                                // bytes of an element
+  int64_t slot_stride = 0, column_stride = 0, channel_stride = 0;  // elements
+  int64_t channels = 0;
 
+  ConvPool() = default;
   ConvPool(const kda_tensor& t, kda_conv_layout layout)
       : data(static_cast<char*>(t.data)),
         dtype(t.dtype),

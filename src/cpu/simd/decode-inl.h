@@ -16,12 +16,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {
 
-// Head h of token row t: [T, heads, ...] or batched; `row_dims` as in core/rows.h.
-HWY_INLINE const char* head_row(const kda_tensor& x, const TokenSpan& span, int row_dims, int64_t t, int64_t h) {
-  const int64_t stride = x.strides[x.rank - row_dims + 1];
-  return token_row(x, span, row_dims, t) + h * stride * static_cast<int64_t>(dtype_size(x.dtype));
-}
-
 // Output row of token t and value head hv; null if the call skips that row.
 HWY_INLINE void* out_head(const DecodeCall& c, const DecodeRow& row, int64_t t, int64_t hv) {
   const kda_tensor& out = c.args->out;

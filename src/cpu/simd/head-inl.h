@@ -17,36 +17,11 @@
 
 #include <cmath>
 
-#include "base/tensor.h"
 #include "cpu/decode_call.h"
-#include "cpu/simd/math-inl.h"
+#include "cpu/simd/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {
-
-// ---- Rows of run-time dtype -----------------------------------------------------------------------------
-
-HWY_INLINE void load_any(kda_dtype dtype, const void* from, int64_t n, float* to) {
-  switch (dtype) {
-    case KDA_FP32: return load_row(static_cast<const float*>(from), n, to);
-    case KDA_BF16: return load_row(static_cast<const bf16*>(from), n, to);
-    default: return load_row(static_cast<const fp16*>(from), n, to);
-  }
-}
-HWY_INLINE void store_any(kda_dtype dtype, const float* from, int64_t n, void* to) {
-  switch (dtype) {
-    case KDA_FP32: return store_row(from, n, static_cast<float*>(to));
-    case KDA_BF16: return store_row(from, n, static_cast<bf16*>(to));
-    default: return store_row(from, n, static_cast<fp16*>(to));
-  }
-}
-HWY_INLINE float load_one(kda_dtype dtype, const void* from) {
-  switch (dtype) {
-    case KDA_FP32: return *static_cast<const float*>(from);
-    case KDA_BF16: return to_float(*static_cast<const bf16*>(from));
-    default: return to_float(*static_cast<const fp16*>(from));
-  }
-}
 
 // ---- Token preparation ----------------------------------------------------------------------------------
 
