@@ -76,7 +76,9 @@ void emit_row(const DecodeStepCall& c, const DecodeRow& row, int64_t hv, int64_t
   void* to = out_head(c.decode, row, t, hv);
   if (to == nullptr) return;
   if (c.desc->no_norm) return store_any(a.out_dtype, o, a.value_dim, to);
-  if (a.io_dtype != KDA_FP32) {
+  if (a.io_dtype == KDA_FP32) {
+    std::fill(o + a.value_dim, o + padded(a.value_dim), 0.0f);
+  } else {
     store_any(a.io_dtype, o, a.value_dim, mine.post);
     load_any(a.io_dtype, mine.post, a.value_dim, o);
   }

@@ -1,5 +1,6 @@
 #include "cpu/parallel.h"
 
+#include <algorithm>
 #include <thread>
 
 #if defined(__linux__)
@@ -26,7 +27,8 @@ int32_t default_num_threads() {
 }
 
 struct ThreadPool::Arena {
-  explicit Arena(int32_t num_threads) : arena(num_threads) {}
+  // More slots than cores would make oneTBB complain; tasks of an index without a thread of its own simply wait.
+  explicit Arena(int32_t num_threads) : arena(std::min(num_threads, default_num_threads())) {}
   tbb::task_arena arena;
 };
 
