@@ -277,4 +277,78 @@ Result<std::shared_ptr<HostTensor>> SafetensorsFile::read(std::string_view name)
   return tensor;
 }
 
+namespace {
+
+// All elements of a view in C order.
+bool write_elements(std::FILE* f, const kda_tensor& t) {
+  const auto size = static_cast<int64_t>(dtype_size(t.dtype));
+  const int64_t inner = t.rank > 0 ? t.shape[t.rank - 1] : 1;
+  const int64_t step = t.rank > 0 ? t.strides[t.rank - 1] : 1;
+  std::vector<char> row(static_cast<size_t>(inner * size));
+  for (int64_t first = 0, total = num_elements(t); first < total; first += inner) {
+    int64_t offset = 0, rest = first / inner;
+    for (int d = t.rank - 2; d >= 0; --d) {
+      offset += (rest % t.shape[d]) * t.strides[d];
+      rest /= t.shape[d];
+    }
+    const char* from = static_cast<const char*>(t.data) + offset * size;
+    for (int64_t i = 0; i < inner; ++i)
+      std::memcpy(row.data() + i * size, from + i * step * size, static_cast<size_t>(size));
+    if (std::fwrite(row.data(), 1, row.size(), f) != row.size()) return false;
+  }
+  return true;
+}
+
+Result<std::string> header_text(const std::vector<SafetensorsItem>& items,
+                                const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  if (!metadata.empty()) json["__metadata__"] = metadata;
+  int64_t at = 0;
+  for (const SafetensorsItem& item : items) {
+    const kda_tensor& t = item.tensor;
+    const auto* type = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                    [&](const ElementType& e) { return present(t) && e.dtype == t.dtype; });
+    if (type == std::end(kTypes))
+      return invalid_argument("tensor '", item.name, "': wanted data of a known dtype, got none");
+    if (json.contains(item.name) || item.name == "__metadata__") {
+      return invalid_argument("tensor '", item.name, "': wanted distinct names, got this one again");
+    }
+    const int64_t bytes = num_elements(t) * type->size;
+    json[item.name] = {{"dtype", type->name},
+                       {"shape", std::vector<int64_t>(t.shape, t.shape + t.rank)},
+                       {"data_offsets", {at, at + bytes}}};
+    at += bytes;
+  }
+  std::string text = json.dump();
+  text.resize(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()) + 8, 64) - 8), ' ');
+  return text;
+}
+
+}  // namespace
+
+Status write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
+                         const std::map<std::string, std::string>& metadata) {
+  std::string text;
+  try {
+    auto made = header_text(items, metadata);
+    if (!made.ok()) return made.status().with_context(path);
+    text = std::move(made.value());
+  } catch (const std::exception& e) {  // names that are no UTF-8, memory
+    return invalid_argument(path, ": header: ", e.what());
+  }
+  const std::string part = path + ".part";
+  File f(std::fopen(part.c_str(), "wb"));
+  if (!f) return invalid_argument(part, ": cannot be written: ", std::strerror(errno));
+  unsigned char prefix[8];
+  for (int i = 0; i < 8; ++i) prefix[i] = static_cast<unsigned char>(uint64_t{text.size()} >> (8 * i));
+  bool ok =
+      std::fwrite(prefix, 1, 8, f.get()) == 8 && std::fwrite(text.data(), 1, text.size(), f.get()) == text.size();
+  for (const SafetensorsItem& item : items) ok = ok && write_elements(f.get(), item.tensor);
+  ok = std::fclose(f.release()) == 0 && ok;
+  ok = ok && std::rename(part.c_str(), path.c_str()) == 0;
+  if (ok) return {};
+  std::remove(part.c_str());
+  return invalid_argument(path, ": cannot be written: ", std::strerror(errno));
+}
+
 }  // namespace kda

@@ -81,4 +81,15 @@ class SafetensorsFile {
   int64_t data_begin_ = 0;
 };
 
+// One tensor to be written: a view with any strides.
+struct SafetensorsItem {
+  std::string name;
+  kda_tensor tensor;
+};
+
+// Writes a file that the reader accepts, data in the order given, the section aligned to 64 bytes. The file appears
+// under its name only when it is complete. INVALID_ARGUMENT: a name twice, an absent or opaque tensor.
+Status write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
+                         const std::map<std::string, std::string>& metadata = {});
+
 }  // namespace kda

@@ -69,8 +69,10 @@ TEST(Half, G02_RoundsToNearestEvenWithoutSaturation) {
   }
   // All exponents of fp16 and its subnormals, around every tie.
   for (uint32_t bits = 0; bits < 0x7bff; ++bits) {
-    const double tie = 0.5 * (value<fp16>(static_cast<uint16_t>(bits)) + value<fp16>(static_cast<uint16_t>(bits + 1)));
-    for (double x : {tie, std::nextafter(tie, 0.0), std::nextafter(tie, 1e9)}) check_neighbours(x, to_fp16(x), 65520.0);
+    const double tie =
+        0.5 * (value<fp16>(static_cast<uint16_t>(bits)) + value<fp16>(static_cast<uint16_t>(bits + 1)));
+    for (double x : {tie, std::nextafter(tie, 0.0), std::nextafter(tie, 1e9)})
+      check_neighbours(x, to_fp16(x), 65520.0);
   }
   EXPECT_TRUE(std::isinf(to_float(to_fp16(65520.0f))));
   EXPECT_EQ(to_float(to_fp16(65519.0f)), 65504.0f);

@@ -132,4 +132,30 @@ TEST(Safetensors, ReadsTheVectorFiles) {
   }
 }
 
+TEST(Safetensors, WritesWhatItReads) {
+  float data[24];
+  for (int i = 0; i < 24; ++i) data[i] = static_cast<float>(i);
+  kda_tensor strided = make_tensor(data, KDA_FP32, {2, 3});
+  strided.strides[0] = 12;
+  strided.strides[1] = 2;
+  int64_t scalar = -5;
+  const std::string path = testing::TempDir() + "kda_safetensors_written";
+  const std::vector<SafetensorsItem> items = {
+      {"x", strided}, {"empty", make_tensor(data, KDA_BF16, {0, 4})}, {"n", make_tensor(&scalar, KDA_INT64, {})}};
+  const Status written = write_safetensors(path, items, {{"made by", "a test"}});
+  ASSERT_TRUE(written.ok()) << written.message();
+  const auto file = SafetensorsFile::open(path);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ(file.value().metadata().at("made by"), "a test");
+  const auto x = file.value().read("x"), n = file.value().read("n"), empty = file.value().read("empty");
+  ASSERT_TRUE(x.ok() && n.ok() && empty.ok());
+  const auto* values = reinterpret_cast<const float*>(x.value()->data());
+  EXPECT_EQ(std::vector<float>(values, values + 6), (std::vector<float>{0, 2, 4, 12, 14, 16}));
+  EXPECT_EQ(*reinterpret_cast<const int64_t*>(n.value()->data()), -5);
+  EXPECT_EQ(empty.value()->shape(), (std::vector<int64_t>{0, 4}));
+  EXPECT_EQ(write_safetensors(path, {{"a", strided}, {"a", strided}}).code(), KDA_INVALID_ARGUMENT);
+  EXPECT_EQ(write_safetensors(path, {{"a", {}}}).code(), KDA_INVALID_ARGUMENT);
+  std::remove(path.c_str());
+}
+
 }  // namespace kda
