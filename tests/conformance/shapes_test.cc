@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "harness.h"
-#include "support/pairwise.h"
+#include "support/covering.h"
 
 namespace kda::test {
 namespace {
@@ -41,7 +41,7 @@ std::vector<Case> cases() {
   const auto size = [](const auto& x) { return static_cast<int>(x.size()); };
   std::vector<Case> result;
   for (const std::vector<int>& r :
-       pairwise({size(kLengths), size(kHeads), size(kDims), size(kIo), size(kPools), 4, 4, 3, 3, 2, 2})) {
+       covering_pairs({size(kLengths), size(kHeads), size(kDims), size(kIo), size(kPools), 4, 4, 3, 3, 2, 2})) {
     const auto at = [&](const auto& x, size_t f) { return x[static_cast<size_t>(r[f])]; };
     result.push_back({at(kLengths, 0), at(kHeads, 1), at(kDims, 2), at(kIo, 3), at(kPools, 4), r[5], r[6], r[7], r[8],
                       r[9] == 1, r[10] == 1});
