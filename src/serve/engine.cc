@@ -127,7 +127,6 @@ bool Engine::admit(Request& request) {
   if (!fault_.ok()) return false;
   request.seat = free_seats_.back();
   free_seats_.pop_back();
-  executor_.clear_records(request.seat);
   request.accepted = 1;
   request.has_records = false;
   stats_.peak_used = std::max(stats_.peak_used, ++stats_.used_slots);

@@ -34,8 +34,6 @@ class Executor {
   virtual Status run(const Step& step, LayerObserver& observer) = 0;
   // Records mode: commits what the requests have accepted, so that column 0 holds it (spec V-10, V-11).
   virtual Status commit(std::span<Request* const> requests) = 0;
-  // Records mode: a request takes a seat; it has no records (spec V-11).
-  virtual void clear_records(int32_t seat) = 0;
   virtual std::vector<OperatorChoice> choices() const = 0;
 };
 

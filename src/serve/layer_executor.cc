@@ -366,12 +366,6 @@ Status LayerExecutor::commit(std::span<Request* const> requests) {
   return {};
 }
 
-void LayerExecutor::clear_records(int32_t seat) {
-  for (Layer& layer : layers_) {
-    if (layer.count.data() != nullptr) reinterpret_cast<int32_t*>(layer.count.data())[seat] = 0;
-  }
-}
-
 std::vector<OperatorChoice> LayerExecutor::choices() const {
   std::vector<OperatorChoice> all = {choice_of("conv", conv_.get()), choice_of("prefill", prefill_.get()),
                                      choice_of("gated_norm", norm_.get()), choice_of("decode_step", decode_.get())};

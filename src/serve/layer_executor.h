@@ -34,7 +34,6 @@ class LayerExecutor : public Executor {
 
   Status run(const Step& step, LayerObserver& observer) override;
   Status commit(std::span<Request* const> requests) override;
-  void clear_records(int32_t seat) override;
   std::vector<OperatorChoice> choices() const override;
 
  private:

@@ -179,6 +179,8 @@ std::string Replay::table() const {
   for (const OperatorChoice& c : executor_->choices()) {
     std::string skipped;
     for (const auto& k : c.skipped) {
+      // Candidates of another device are no news; the JSON report has them.
+      if (!k.reasons.empty() && k.reasons[0].starts_with("device_type:")) continue;
       skipped += fmt::format("; passed over {}: {}", k.candidate, fmt::join(k.reasons, ", "));
     }
     line(c.op.c_str(), fmt::format("{} ({}){}", c.backend, c.isa, skipped));

@@ -43,7 +43,8 @@ void StepBuilder::add_recurrent(Step& step, StepRow& row) {
   step.recurrent_begin.push_back(static_cast<int32_t>(row.begin));
   step.recurrent_length.push_back(row.length);
   step.recurrent_seat.push_back(r.seat);
-  // Records mode: the count of recorded tokens to commit first; a row without records commits nothing (V-10b).
+  // Records mode: how many recorded tokens to commit first. A request that just took its seat has none: 0 also drops
+  // what the seat's last owner left there (V-10b, V-11).
   step.recurrent_accepted.push_back(options_.records && !r.has_records ? 0 : r.accepted);
   for (int32_t column = 0; column < r.num_pages; ++column) {  // the width, or one page in records mode
     step.recurrent_slots.push_back(static_cast<int32_t>(r.pages[static_cast<size_t>(column)]));

@@ -1,8 +1,7 @@
 // kda: the program. Finds the verb, parses its options, runs it.
-#include <kda/kda.hpp>
-
 #include <cstdio>
 #include <exception>
+#include <kda/kda.hpp>
 #include <new>
 #include <string>
 #include <utility>
@@ -24,9 +23,23 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("kda ") + kda_version_string() + " (" + kda_source_hash() + ")");
   app.require_subcommand(1);
   std::vector<std::pair<CLI::App*, std::function<int()>>> verbs;
+  std::string names;
   for (AddVerb add : kVerbs) {
     auto body = add(app);
     verbs.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(body));
+    names += " " + verbs.back().first->get_name();
+  }
+  // CLI11 would only say that a verb is missing.
+  const auto is_verb = [&](const std::string& name) {
+    for (const auto& [verb, body] : verbs) {
+      if (verb->get_name() == name) return true;
+    }
+    return false;
+  };
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (!first.empty() && first[0] != '-' && !is_verb(first)) {
+    std::fprintf(stderr, "kda: wanted one of the verbs%s, got \"%s\"\n", names.c_str(), first.c_str());
+    return kda::tools::kUsage;
   }
   try {
     app.parse(argc, argv);

@@ -104,6 +104,7 @@ serve::Status write_results(const serve::Replay& replay, const Arguments& a) {
 }
 
 int replay(Arguments& a) {
+  std::signal(SIGINT, on_interrupt);
   serve::Status status = check(a);
   if (!status.ok()) return complain(status, kUsage);
   auto prepared = serve::Replay::prepare(a.options);
@@ -113,7 +114,6 @@ int replay(Arguments& a) {
     std::fprintf(stderr, "kda replay: skipped %lld bad lines, the first: %s\n",
                  static_cast<long long>(r.trace().skipped), r.trace().first_skipped.c_str());
   }
-  std::signal(SIGINT, on_interrupt);
   serve::Progress progress(stderr, isatty(STDERR_FILENO) != 0);
   status = r.run(g_stop, [&](const serve::Engine& engine) { progress.update(engine); });
   progress.finish();
