@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""The kda program from outside: exit codes, messages, files. Usage: program_test.py KDA DATA_DIR"""
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+KDA, DATA = sys.argv[1], pathlib.Path(sys.argv[2])
+GOOD = "".join(
+    '{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": %s}\n' % (t, n, m, list(range(-(-n // 512))))
+    for t, n, m in [(0, 600, 5), (1, 1100, 0), (2, 1, 3), (3, 70, 1)])
+SMALL = ["--heads", "1", "--cache-mib", "16"]
+
+
+def run(*arguments, stdin=None):
+    return subprocess.run([KDA, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=300)
+
+
+class Program(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.trace = self.folder / "trace.jsonl"
+        self.trace.write_text(GOOD)
+
+    def names(self):
+        return sorted(p.name for p in self.folder.iterdir())
+
+    def refused(self, *arguments, message, stdin=None):
+        """Bad usage: exit code 2, a message on standard error, nothing on standard output, no file left."""
+        before = self.names()
+        r = run(*arguments, stdin=stdin)
+        self.assertEqual(r.returncode, 2, (arguments, r.stdout, r.stderr))
+        self.assertIn(message, r.stderr)
+        self.assertEqual(r.stdout, "")
+        self.assertEqual(self.names(), before)
+
+    def test_help_and_version(self):
+        self.assertEqual(run("--help").returncode, 0)
+        r = run("replay", "--help")
+        self.assertEqual(r.returncode, 0)
+        for option in ("--max-batch-tokens", "--spec-mode", "--digests", "--prefix-cache", "--timeline"):
+            self.assertIn(option, r.stdout)
+        self.assertRegex(run("--version").stdout, r"^kda \d+\.\d+\.\d+ \([0-9a-f]+\)\n$")
+
+    def test_bad_usage(self):
+        self.refused(message="subcommand")
+        self.refused("reply", message="reply")
+        self.refused("replay", message="trace")
+        self.refused("replay", self.trace, "--no-such-option", message="--no-such-option")
+        self.refused("replay", self.trace, "--spec", "many", message="--spec")
+        self.refused("replay", self.trace, "--spec", "16", message="--spec: wanted an integer in 0..15, got 16")
+        self.refused("replay", self.trace, "--model", "kimi", message="--model: wanted one of")
+        self.refused("replay", self.trace, "--tp", "3", message="--tp: wanted ranks that divide 2 heads, got 3")
+        self.refused("replay", self.trace, "--prefix-cache", "maybe", message="--prefix-cache: wanted on or off")
+        self.refused("replay", self.trace, "--device", "cuda", message="cuda")
+        self.refused("replay", self.trace, "--prefill-backend", "Triton", message='got "Triton"')
+        self.refused("replay", self.trace, "--prefill-backend", "fused", message="not_built")
+        self.refused("replay", self.trace, "--io", "fp8", message="--io: wanted fp32, bf16 or fp16")
+
+    def test_bad_input(self):
+        bad = self.folder / "bad.jsonl"
+        outputs = ["--json", self.folder / "out.json", "--digests", self.folder / "out.txt"]
+        for line, message in [
+            ('{"timestamp": 0, "input_length": 1e30, "output_length": 1, "hash_ids": [1]}',
+             "bad.jsonl:5: input_length: wanted an integer in 1..2147483647, got 1e30"),
+            ('{"timestamp": 0, "input_length": 5, "output_length": -1, "hash_ids": [1]}', "bad.jsonl:5: output_length"),
+            ('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}', "bad.jsonl:5: hash_ids"),
+            ('{"timestamp": 0, "input_len', "bad.jsonl:5: wanted a complete JSON object"),
+            ("\x00\x01", "bad.jsonl:5: wanted valid JSON"),
+        ]:
+            bad.write_text(GOOD + line)
+            self.refused("replay", bad, *outputs, message=message)
+        self.refused("replay", self.folder / "none.jsonl", *outputs, message="none.jsonl: wanted a readable file")
+        self.refused("replay", self.folder, *outputs, message="got a directory")
+        bad.write_text("")
+        self.refused("replay", bad, message="wanted at least one request")
+        self.refused("replay", "-", stdin="x,y\n1,2\n", message="<stdin>:1: line: wanted a Mooncake JSON object")
+
+    def test_outputs_that_cannot_be_written(self):
+        self.refused("replay", self.trace, "--json", self.folder / "no" / "x.json", message="--json: wanted a file in")
+        self.refused("replay", self.trace, "--digests", self.folder, message="--digests: wanted a file")
+
+    def test_a_run(self):
+        out = {name: self.folder / name for name in ("r.json", "d.txt", "t.json")}
+        r = run("replay", self.trace, *SMALL, "--verify", 4, "--spec", 2, "--json", out["r.json"], "--digests",
+                out["d.txt"], "--timeline", out["t.json"])
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn("4 of 4 finished", r.stdout)
+        self.assertEqual(self.names(), ["d.txt", "r.json", "t.json", "trace.jsonl"])
+        report = json.loads(out["r.json"].read_text())
+        self.assertTrue(report["verify"]["ok"])
+        self.assertEqual(report["tokens"]["decoded"], 6)
+        lines = [line.split() for line in out["d.txt"].read_text().splitlines()]
+        self.assertEqual([line[:3] for line in lines], [["0", "600", "5"], ["1", "1100", "0"], ["2", "1", "3"], ["3", "70", "1"]])
+        self.assertTrue(all(len(line[3]) == 32 for line in lines))
+        names = {event["name"] for event in json.loads(out["t.json"].read_text())["traceEvents"]}
+        self.assertLessEqual({"step", "prefill", "decode_step", "conv", "gated_norm"}, names)
+
+    def test_standard_input_and_skipped_lines(self):
+        r = run("replay", "-", *SMALL, "--skip-bad", "--verify", 0, "--digests", self.folder / "d.txt",
+                stdin=GOOD + "garbage\n" + GOOD)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn("skipped 1 bad lines, the first: <stdin>:5:", r.stderr)
+        self.assertEqual(len((self.folder / "d.txt").read_text().splitlines()), 8)
+
+    def test_shipped_data(self):
+        r = run("replay", DATA / "kimi-conversation-200.jsonl", *SMALL, "--limit", 2, "--verify", 0)
+        self.assertEqual(r.returncode, 0, r.stderr)
+
+    def test_nothing_verified_is_not_called_right(self):
+        r = run("replay", self.trace, *SMALL, "--verify", 0, "--json", self.folder / "r.json")
+        self.assertEqual(r.returncode, 0)
+        self.assertIsNone(json.loads((self.folder / "r.json").read_text())["verify"]["ok"])
+
+    def test_interrupt(self):
+        later = '{"timestamp": 900000, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'
+        self.trace.write_text(GOOD + later)
+        for wait in (1, 4, 16):  # a busy machine may need longer to finish the first requests
+            process = subprocess.Popen([KDA, "replay", str(self.trace), *SMALL, "--pace", "trace", "--json",
+                                        str(self.folder / "r.json"), "--digests", str(self.folder / "d.txt")],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            time.sleep(wait)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+            if process.returncode == 130 and "4 of 5 finished" in out:
+                break
+        self.assertEqual(process.returncode, 130, err)
+        self.assertIn("INCOMPLETE", out)
+        report = json.loads((self.folder / "r.json").read_text())
+        self.assertFalse(report["complete"])
+        self.assertEqual(report["requests"]["finished"], 4)
+        self.assertEqual(len((self.folder / "d.txt").read_text().splitlines()), 4)
+        self.assertEqual(self.names(), ["d.txt", "r.json", "trace.jsonl"])
+
+
+unittest.main(argv=sys.argv[:1], verbosity=1)
