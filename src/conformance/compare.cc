@@ -20,9 +20,9 @@ std::string name(const Coordinate& c) {
   return s;
 }
 
-// Accumulates one row into its head's and the tensor's sums.
-void add_row(const double* x, const double* r, int64_t dim, const Coordinate& at, Comparison& c, Sum& head,
-             Sum& all) {
+// Accumulates one row into its head's and the tensor's sums; returns the row's own difference.
+double add_row(const double* x, const double* r, int64_t dim, double floor, const Coordinate& at, Comparison& c,
+               Sum& head, Sum& all) {
   Sum row;
   for (int64_t i = 0; i < dim; ++i) {
     if (!std::isfinite(x[i]) || !std::isfinite(r[i])) {
@@ -33,7 +33,8 @@ void add_row(const double* x, const double* r, int64_t dim, const Coordinate& at
       }
       continue;
     }
-    row.difference += (x[i] - r[i]) * (x[i] - r[i]);
+    const double difference = std::fabs(x[i] - r[i]);
+    if (difference > floor) row.difference += difference * difference;
     row.reference += r[i] * r[i];
   }
   head.difference += row.difference;
@@ -44,6 +45,7 @@ void add_row(const double* x, const double* r, int64_t dim, const Coordinate& at
     c.worst_row = row.error();
     c.row_at = at;
   }
+  return row.difference;
 }
 
 struct Span {
@@ -51,7 +53,7 @@ struct Span {
 };
 
 Comparison compare(const std::vector<double>& x, const std::vector<double>& reference, const std::vector<Span>& spans,
-                   int64_t heads, int64_t dim, bool states) {
+                   int64_t heads, int64_t dim, double floor, bool states) {
   Comparison c;
   if (x.size() != reference.size()) {
     c.mask_fault = std::to_string(x.size()) + " elements against " + std::to_string(reference.size());
@@ -61,15 +63,17 @@ Comparison compare(const std::vector<double>& x, const std::vector<double>& refe
   for (size_t n = 0; n < spans.size(); ++n) {
     for (int64_t h = 0; h < heads; ++h) {
       Sum head;
-      Coordinate at{static_cast<int64_t>(n), h, -1};
+      Coordinate at{static_cast<int64_t>(n), h, -1}, most = at;
+      double most_difference = -1;
       for (int64_t t = 0; t < spans[n].length; ++t) {
         at.token = states ? -1 : t;
         const auto row = static_cast<size_t>(((spans[n].begin + t) * heads + h) * dim);
-        add_row(&x[row], &reference[row], dim, at, c, head, all);
+        const double difference = add_row(&x[row], &reference[row], dim, floor, at, c, head, all);
+        if (difference > most_difference) most_difference = difference, most = at;
       }
       if (head.error() > c.worst_head) {
         c.worst_head = head.error();
-        c.head_at = {at.sequence, h, -1};
+        c.head_at = most;
       }
     }
   }
@@ -78,6 +82,14 @@ Comparison compare(const std::vector<double>& x, const std::vector<double>& refe
 }
 
 }  // namespace
+
+double absolute_floor(kda_dtype dtype) {
+  switch (dtype) {
+    case KDA_FP16: return 0x1.03p-25;  // a little more than half a step: the fp32 value before it may lie at a tie
+    case KDA_FP64: return 0x1p-1022;
+    default: return 0x1p-126;  // fp32 and bf16: the smallest normal number
+  }
+}
 
 std::string Comparison::text() const {
   if (!mask_fault.empty()) return "NaN/Inf masks differ: " + mask_fault;
@@ -93,25 +105,25 @@ std::string Comparison::text() const {
 }
 
 Comparison compare_outputs(const std::vector<double>& x, const std::vector<double>& reference,
-                           const std::vector<int64_t>& lengths, int64_t heads, int64_t dim) {
+                           const std::vector<int64_t>& lengths, int64_t heads, int64_t dim, double floor) {
   std::vector<Span> spans;
   int64_t begin = 0;
   for (int64_t length : lengths) {
     spans.push_back({begin, length});
     begin += length;
   }
-  return compare(x, reference, spans, heads, dim, false);
+  return compare(x, reference, spans, heads, dim, floor, false);
 }
 
 Comparison compare_states(const std::vector<double>& x, const std::vector<double>& reference, int64_t heads,
-                          int64_t elements) {
+                          int64_t elements, double floor) {
   std::vector<Span> spans;
   for (int64_t n = 0; n < static_cast<int64_t>(x.size()) / (heads * elements); ++n) spans.push_back({n, 1});
-  return compare(x, reference, spans, heads, elements, true);
+  return compare(x, reference, spans, heads, elements, floor, true);
 }
 
-Comparison compare_flat(const std::vector<double>& x, const std::vector<double>& reference) {
-  return compare(x, reference, {{0, 1}}, 1, static_cast<int64_t>(x.size()), false);
+Comparison compare_flat(const std::vector<double>& x, const std::vector<double>& reference, double floor) {
+  return compare(x, reference, {{0, 1}}, 1, static_cast<int64_t>(x.size()), floor, false);
 }
 
 double norm(const std::vector<double>& x) { return head_norm(x, 1, static_cast<int64_t>(x.size()), 0); }

@@ -15,6 +15,7 @@ using kda::tools::AddVerb;
 
 constexpr AddVerb kVerbs[] = {
     kda::tools::add_info,
+    kda::tools::add_check,
     kda::tools::add_replay,
 };
 

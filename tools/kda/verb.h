@@ -20,6 +20,7 @@ class UsageError : public std::runtime_error {
 using AddVerb = std::function<int()> (*)(CLI::App& app);
 
 std::function<int()> add_info(CLI::App& app);
+std::function<int()> add_check(CLI::App& app);
 std::function<int()> add_replay(CLI::App& app);
 
 }  // namespace kda::tools

@@ -1,0 +1,82 @@
+#include "conformance/cases.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "conformance/limits.h"
+
+namespace kda::conformance {
+
+void Report::measure(std::string what, const Comparison& error, double limit, kda_dtype stored, int64_t elements,
+                     int64_t head_elements) {
+  measures_.push_back(
+      {std::move(what), error, for_size(limit, stored, elements), for_size(2 * limit, stored, head_elements)});
+}
+
+void Report::expect_none(const std::string& what, const std::string& difference) {
+  if (!difference.empty()) fault(what + ": " + difference);
+}
+
+bool Report::accept(kda_status status, const std::string& message, const kda_plan* plan) {
+  if (status == KDA_OK) {
+    backend_ = kda_plan_backend(plan);
+    isa_ = kda_plan_isa(plan);
+    return true;
+  }
+  if (status == KDA_UNSUPPORTED) refusal_ = message;
+  else fault(std::string("plan: ") + kda_status_name(status) + ": " + message);
+  return false;
+}
+
+bool Report::succeeded(const std::string& what, kda_status status, const std::string& message) {
+  if (status == KDA_OK) return true;
+  fault(what + ": " + kda_status_name(status) + ": " + message);
+  return false;
+}
+
+bool Report::passed() const {
+  if (!faults_.empty() || declined()) return false;
+  for (const Measure& m : measures_) {
+    if (!m.ok()) return false;
+  }
+  return true;
+}
+
+double Measure::share() const {
+  if (!error.mask_fault.empty()) return std::numeric_limits<double>::infinity();
+  return std::max(error.total / limit, error.worst_head / head_limit);
+}
+
+const Measure* Report::worst() const {
+  const Measure* worst = nullptr;
+  for (const Measure& m : measures_) {
+    if (worst == nullptr || m.share() > worst->share()) worst = &m;
+  }
+  return worst;
+}
+
+const char* operator_name(kda_operator op) {
+  switch (op) {
+    case KDA_OP_PREFILL: return "prefill";
+    case KDA_OP_DECODE: return "decode";
+    case KDA_OP_COMMIT: return "commit";
+    case KDA_OP_DECODE_STEP: return "decode_step";
+    case KDA_OP_CONV: return "conv";
+    case KDA_OP_GATED_NORM: return "gated_norm";
+    case KDA_OP_STATE_COPY: return "state_copy";
+    case KDA_OP_METADATA: return "metadata";
+    case KDA_OP_SEGMENT_SUMMARY: return "segment_summary";
+    case KDA_OP_SEGMENT_MERGE: return "segment_merge";
+  }
+  return "unknown";
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> all;
+  for (const auto& make : {distribution_cases, prefill_cases}) {
+    for (Case& c : make()) all.push_back(std::move(c));
+  }
+  return all;
+}
+
+}  // namespace kda::conformance

@@ -1,0 +1,396 @@
+// Prefill: the tables of R-61 as a pairwise covering over everything a call can vary, and R-62 on each row (canary
+// pools, poisoned rows, gaps and workspace, inputs unchanged, a second call bit-equal, on another number of threads).
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "conformance/api.h"
+#include "conformance/attention.h"
+#include "conformance/cases.h"
+#include "conformance/limits.h"
+#include "conformance/pools.h"
+#include "conformance/random.h"
+
+namespace kda::conformance {
+namespace {
+
+struct Lengths {
+  std::string name;
+  std::vector<int64_t> values;
+};
+
+// alone, and mixed with empties first, in the middle and last; up to 256 sequences.
+const std::vector<Lengths>& lengths_axis() {
+  static const std::vector<Lengths> list = [] {
+    std::vector<Lengths> l;
+    for (int64_t n : {0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 1000}) {
+      l.push_back({std::to_string(n), {n}});
+    }
+    l.push_back({"0+17+64", {0, 17, 64}});
+    l.push_back({"33+0+0+65", {33, 0, 0, 65}});
+    l.push_back({"129+16+0", {129, 16, 0}});
+    l.push_back({"1+1+63+1+130+2", {1, 1, 63, 1, 130, 2}});
+    l.push_back({"3x48", {48, 48, 48}});
+    l.push_back({"256x1", std::vector<int64_t>(256, 1)});
+    return l;
+  }();
+  return list;
+}
+
+const std::vector<Heads> kHeads = {{"1x1", 1, 1},     {"12x12", 12, 12}, {"24x24", 24, 24},
+                                   {"32x32", 32, 32}, {"64x64", 64, 64}, {"96x96", 96, 96},
+                                   {"6x12", 6, 12},   {"8x24", 8, 24},   {"3x12", 3, 12}};
+const std::vector<Dims> kDims = {
+    {"128x128", 128, 128}, {"64x64", 64, 64}, {"128x64", 128, 64}, {"128x256", 128, 256}, {"60x60", 60, 60},
+    {"100x100", 100, 100}, {"7x5", 7, 5},     {"1x1", 1, 1},       {"256x33", 256, 33},   {"48x512", 48, 512}};
+
+enum Form { kOffsets32, kOffsets64, kRanges, kBatched };
+enum Slots { kPacked, kPermuted, kSomeDead, kGapped, kApart, kNullZero, kActive };
+enum Initial { kNone, kAll, kFlags };
+enum Final { kInPlace, kPackedFinal, kNoFinal };
+enum Checkpoints { kNoCheckpoints, kToSlots, kToTensor };
+
+struct Choice {
+  AttentionChoice attention;
+  std::vector<int64_t> lengths;
+  int form, slots, initial, final_state, checkpoints;
+  kda_dtype pool;
+  bool wide_index, out_rows, invariant;
+
+  int64_t sequences() const { return static_cast<int64_t>(lengths.size()); }
+};
+
+std::vector<Axis> axes() {
+  std::vector<Axis> list = attention_axes(kHeads, kDims);
+  list.push_back({"lengths", names_of(lengths_axis())});
+  list.push_back({"form", {"cu32", "cu64", "ranges", "batched"}});
+  list.push_back({"slots", {"packed", "permuted", "dead", "gapped", "apart", "null0", "active"}});
+  list.push_back({"initial", {"none", "all", "flags"}});
+  list.push_back({"final", {"pool", "packed", "none"}});
+  list.push_back({"checkpoints", {"none", "slots", "tensor"}});
+  list.push_back({"pool", {"fp32", "bf16", "fp16"}});
+  list.push_back({"index", {"int32", "int64"}});
+  list.push_back({"out", {"direct", "rows"}});
+  list.push_back({"invariant", {"off", "on"}});
+  return list;
+}
+enum : size_t {
+  kLengthsAxis = kAttentionAxes,
+  kFormAxis,
+  kSlotsAxis,
+  kInitialAxis,
+  kFinalAxis,
+  kCheckpointsAxis,
+  kPoolAxis,
+  kIndexAxis,
+  kOutAxis
+};
+
+// Work and memory of a row stay small (the oracle runs beside it); a batch needs equal lengths, packed states have no
+// slots to be dead or apart, and checkpoints go to slots only where there are some.
+bool allowed(const std::vector<int>& c) {
+  const auto chosen = [&](size_t axis) { return c[axis] >= 0; };
+  const Heads* heads = chosen(0) ? &kHeads[static_cast<size_t>(c[0])] : nullptr;
+  const Dims* dims = chosen(1) ? &kDims[static_cast<size_t>(c[1])] : nullptr;
+  if (chosen(kLengthsAxis)) {
+    const std::vector<int64_t>& l = lengths_axis()[static_cast<size_t>(c[kLengthsAxis])].values;
+    int64_t T = 0;
+    for (int64_t n : l) T += n;
+    const int64_t HV = heads ? heads->HV : 1, KV = dims ? dims->K * dims->V : 1;
+    if (T * HV * KV > int64_t{3000} * 128 * 128 || T * HV > 16384) return false;
+    const int64_t copies = static_cast<int64_t>(l.size()) * (c[kCheckpointsAxis] > kNoCheckpoints ? 3 : 1) + 3;
+    if (copies * HV * KV > int64_t{1} << 22) return false;
+    if (c[kFormAxis] == kBatched && std::adjacent_find(l.begin(), l.end(), std::not_equal_to<>()) != l.end())
+      return false;
+  }
+  if (c[kSlotsAxis] == kPacked && c[kCheckpointsAxis] == kToSlots) return false;
+  if (c[kFormAxis] == kBatched && (c[kSlotsAxis] == kActive || c[kOutAxis] == 1)) return false;
+  return true;
+}
+
+Choice choice_of(const std::vector<int>& c) {
+  constexpr kda_dtype kPools[] = {KDA_FP32, KDA_BF16, KDA_FP16};
+  size_t i = kLengthsAxis;
+  Choice x;
+  x.attention = attention_choice(c, 0, kHeads, kDims);
+  x.lengths = lengths_axis()[static_cast<size_t>(c[i++])].values;
+  x.form = c[i++];
+  x.slots = c[i++];
+  x.initial = c[i++];
+  x.final_state = c[i++];
+  x.checkpoints = c[i++];
+  x.pool = kPools[c[i++]];
+  x.wide_index = c[i++] == 1;
+  x.out_rows = c[i++] == 1;
+  x.invariant = c[i++] == 1;
+  return x;
+}
+
+// Where each sequence's rows lie in the step's token buffer.
+struct Rows {
+  std::vector<int64_t> begins;
+  int64_t total = 0;
+};
+
+Rows place(const Choice& c) {
+  Rows rows;
+  const size_t N = c.lengths.size();
+  rows.begins.resize(N);
+  for (size_t i = 0; i < N; ++i) {
+    const size_t n = c.form == kRanges ? N - 1 - i : i;  // ranges: back to front, with gaps
+    rows.begins[n] = rows.total;
+    rows.total += c.lengths[n] + (c.form == kRanges ? 2 : 0);
+  }
+  if (c.form == kOffsets64) rows.total += 3;  // rows behind the last offset (F20)
+  return rows;
+}
+
+// Everything of a call that is not an input of the attention itself.
+struct Call {
+  kda_prefill_desc desc;
+  kda_prefill_args args;  // views of what lies here and in the problem
+  Tensor offsets, begin, length, active, slots, write_slots, flags, checkpoint_offsets, checkpoint_slots, out_rows;
+  Tensor pool, final_state, checkpoint_states, out;
+};
+
+// N read slots, one free slot, N write slots (if apart), 2N checkpoint slots; slot 0 stays free.
+void choose_slots(const Choice& c, Call& call) {
+  const int64_t N = c.sequences(),
+                count = 1 + (c.slots == kApart ? 2 : 1) * N + (c.checkpoints == kToSlots ? 2 * N : 0);
+  const kda_dtype index = c.wide_index ? KDA_INT64 : KDA_INT32;
+  std::vector<int64_t> read, write, checkpoint;
+  for (int64_t n = 0; n < N; ++n) {
+    read.push_back(c.slots == kGapped ? 1 + n : N - n);
+    write.push_back(1 + N + n);
+    for (int64_t i = 0; i < 2; ++i) checkpoint.push_back(count - 1 - 2 * n - i);
+  }
+  if (c.slots == kSomeDead || c.slots == kNullZero) {
+    for (int64_t n = 0; n < N; n += 3) {
+      read[static_cast<size_t>(n)] = c.slots == kNullZero ? 0 : n % 2 == 0 ? -1 : count + n;
+    }
+  }
+  if (c.slots == kApart && N > 1) write[1] = -1;  // outputs are computed, nothing is stored (P-8)
+  if (c.slots == kNullZero) call.desc.null_slot = 0;
+  call.slots = Tensor::ints(read, index);
+  if (c.slots == kApart) call.write_slots = Tensor::ints(write, index);
+  if (c.checkpoints == kToSlots) {
+    if (N > 0) checkpoint[0] = -1;
+    call.checkpoint_slots = Tensor(index, {N, 2});
+    call.checkpoint_slots.assign(std::vector<double>(checkpoint.begin(), checkpoint.end()));
+  }
+  const AttentionChoice& a = c.attention;
+  const int64_t payload = a.heads.HV * a.dims.V * a.dims.K;
+  call.pool = canary_pool(c.pool, {count, a.heads.HV, a.dims.V, a.dims.K}, c.slots == kGapped ? payload + 37 : 0,
+                          c.slots == kGapped ? 19 : 0);
+}
+
+void fill_initial_states(const Choice& c, Call& call) {
+  const int64_t slots = call.pool.shape()[0], payload = call.pool.size() / std::max<int64_t>(slots, 1);
+  std::vector<double> x = uniform_vector(6, payload);
+  for (double& v : x) v *= 0.5;
+  for (int64_t n = 0; n < c.sequences(); ++n) {
+    const int64_t slot = call.slots.present() ? static_cast<int64_t>(call.slots.get({n})) : n;
+    if (slot < 0 || slot >= slots) continue;
+    std::rotate(x.begin(), x.begin() + std::min<int64_t>(1, payload), x.end());  // another state for each
+    assign(select(call.pool, 0, slot), x);
+  }
+}
+
+void choose_checkpoints(const Choice& c, Call& call) {
+  if (c.checkpoints == kNoCheckpoints) return;
+  const int64_t N = c.sequences();
+  call.desc.max_checkpoints = 2;
+  std::vector<double> offsets;
+  for (int64_t n = 0; n < N; ++n) {
+    const int64_t length = c.lengths[static_cast<size_t>(n)];
+    offsets.push_back(static_cast<double>(n % 3 == 2 ? length + 5 : length >= 64 ? length / 64 * 64 : length));
+    offsets.push_back(static_cast<double>(n % 4 == 3 ? 0 : length / 2));
+  }
+  call.checkpoint_offsets = Tensor::of(c.wide_index ? KDA_INT32 : KDA_INT64, {N, 2}, offsets);
+  const AttentionChoice& a = c.attention;
+  if (c.checkpoints == kToTensor) call.checkpoint_states = Tensor(c.pool, {N, 2, a.heads.HV, a.dims.V, a.dims.K});
+}
+
+void choose_sequences(const Choice& c, const Rows& rows, Call& call) {
+  const kda_dtype index = c.form == kOffsets64 || c.wide_index ? KDA_INT64 : KDA_INT32;
+  if (c.form == kRanges) {
+    call.begin = Tensor::ints(rows.begins, index);
+    call.length = Tensor::ints(c.lengths, KDA_INT32);
+  } else if (c.form != kBatched) {
+    std::vector<int64_t> cu = {0};
+    for (int64_t n : c.lengths) cu.push_back(cu.back() + n);
+    call.offsets = Tensor::ints(cu, c.form == kOffsets64 ? KDA_INT64 : KDA_INT32);
+  }
+  if (c.slots == kActive) call.active = Tensor::ints({std::max<int64_t>(c.sequences() - 1, 0)});
+}
+
+Call make_call(const Choice& c, const Problem& p, const Rows& rows) {
+  Call call;
+  call.desc = prefill_desc(p, "auto");
+  call.desc.attention.state_dtype = c.pool;
+  call.desc.max_tokens = rows.total;
+  call.desc.max_sequences = c.sequences();
+  call.desc.flags = c.invariant ? KDA_PLAN_BATCH_INVARIANT : 0;
+  call.desc.initial_state = c.initial == kNone  ? KDA_INITIAL_NONE
+                            : c.initial == kAll ? KDA_INITIAL_ALL
+                                                : KDA_INITIAL_FLAGS;
+  const AttentionChoice& a = c.attention;
+  const int64_t N = c.sequences(), HV = a.heads.HV;
+  if (c.slots == kPacked) call.pool = canary_pool(c.pool, {N, HV, a.dims.V, a.dims.K});
+  else choose_slots(c, call);
+  fill_initial_states(c, call);
+  choose_checkpoints(c, call);
+  choose_sequences(c, rows, call);
+  if (c.initial == kFlags) {
+    std::vector<int64_t> flags;
+    for (int64_t n = 0; n < N; ++n) flags.push_back(n % 3 != 1);
+    call.flags = Tensor::flags(flags);
+  }
+  if (c.final_state == kPackedFinal) call.final_state = Tensor(c.pool, {N, HV, a.dims.V, a.dims.K});
+  const int64_t head = a.dims.V + (a.layout == Layout::kDense ? 0 : 5);
+  call.out = Tensor(a.io, {rows.total, HV, a.dims.V}, {HV * head, head, 1}, a.layout == Layout::kDense ? 0 : 3);
+  if (c.out_rows) {  // reversed, with one entry out of range
+    std::vector<int64_t> to;
+    for (int64_t r = 0; r < rows.total; ++r) to.push_back(r == 2 ? rows.total + 4 : rows.total - 1 - r);
+    call.out_rows = Tensor::ints(to, c.wide_index ? KDA_INT64 : KDA_INT32);
+  }
+  return call;
+}
+
+void bind(const Choice& c, const Problem& p, Call& call) {
+  kda_prefill_args& a = call.args = prefill_args(p);
+  a.out = call.out;
+  if (c.form == kBatched) {
+    for (kda_tensor* t : {&a.q, &a.k, &a.v, &a.gate, &a.beta, &a.out}) *t = batched(*t, c.sequences());
+  }
+  a.sequences.cu_seqlens = call.offsets;
+  a.sequences.begin = call.begin;
+  a.sequences.length = call.length;
+  a.sequences.num_active = call.active;
+  a.state = call.pool;
+  a.slots = call.slots;
+  a.write_slots = call.write_slots;
+  a.has_initial_state = call.flags;
+  a.final_state = call.final_state;
+  a.no_final_state = c.final_state == kNoFinal;
+  a.checkpoint_offsets = call.checkpoint_offsets;
+  a.checkpoint_slots = call.checkpoint_slots;
+  a.checkpoint_states = call.checkpoint_states;
+  a.out_rows = call.out_rows;
+}
+
+// The same call by the oracle: fp64 out and states that start from the pool's values.
+Call oracle_call(const Call& call) {
+  Call o = call;
+  o.desc.backend = "reference";
+  o.desc.attention.out_dtype = o.desc.attention.state_dtype = KDA_FP64;
+  o.out = Tensor(KDA_FP64, call.out.shape());
+  o.pool = call.pool.copy(KDA_FP64);
+  if (call.final_state.present()) o.final_state = Tensor(KDA_FP64, call.final_state.shape());
+  if (call.checkpoint_states.present()) o.checkpoint_states = Tensor(KDA_FP64, call.checkpoint_states.shape());
+  return o;
+}
+
+// Output rows in sequence order, and which of the buffer's rows the oracle wrote at all.
+struct OutRows {
+  std::vector<int64_t> order, lengths, written;
+};
+
+OutRows out_rows(const Choice& c, const Rows& rows, const Call& oracle) {
+  OutRows r;
+  for (int64_t n = 0; n < c.sequences(); ++n) {
+    int64_t kept = 0;
+    for (int64_t t = 0; t < c.lengths[static_cast<size_t>(n)]; ++t) {
+      int64_t row = rows.begins[static_cast<size_t>(n)] + t;
+      if (oracle.out_rows.present()) row = static_cast<int64_t>(oracle.out_rows.get({row}));
+      // A row that nobody wrote still holds the poison.
+      if (row < 0 || row >= rows.total || std::isnan(oracle.out.get({row, 0, 0}))) continue;
+      r.order.push_back(row);
+      ++kept;
+    }
+    r.lengths.push_back(kept);
+  }
+  r.written = r.order;
+  return r;
+}
+
+std::vector<double> gather(const Tensor& out, const std::vector<int64_t>& rows) {
+  std::vector<double> x;
+  for (int64_t r : rows) {
+    const std::vector<double> row = values(select(out, 0, r));
+    x.insert(x.end(), row.begin(), row.end());
+  }
+  return x;
+}
+
+void compare_with_oracle(const Choice& c, const Rows& rows, const Call& before, const Call& after, const Call& oracle,
+                         const Call& oracle_before, Report& report) {
+  const AttentionChoice& a = c.attention;
+  const int64_t HV = a.heads.HV, VK = a.dims.V * a.dims.K;
+  const OutRows order = out_rows(c, rows, oracle);
+  report.expect_none("out: rows of no sequence", Snapshot(before.out).changes_outside(after.out, order.written));
+  const std::vector<double> got = gather(after.out, order.order);
+  int64_t shortest = 0;  // fewest rows of a sequence that has any
+  for (int64_t n : order.lengths) shortest = n > 0 && (shortest == 0 || n < shortest) ? n : shortest;
+  const Limits limit = limits(a.io);
+  report.measure(
+      "out", compare_outputs(got, gather(oracle.out, order.order), order.lengths, HV, a.dims.V, absolute_floor(a.io)),
+      limit.out, a.io, static_cast<int64_t>(got.size()), shortest * a.dims.V);
+  const double state_limit = limit.state + pool_rounding(c.pool);
+  check_states(report, "state", {before.pool, after.pool, oracle_before.pool, oracle.pool}, HV, VK, state_limit);
+  if (after.final_state.present()) {
+    check_states(report, "final_state",
+                 {before.final_state, after.final_state, oracle_before.final_state, oracle.final_state}, HV, VK,
+                 state_limit);
+  }
+  if (after.checkpoint_states.present()) {
+    check_states(report, "checkpoint_states",
+                 {before.checkpoint_states, after.checkpoint_states, oracle_before.checkpoint_states,
+                  oracle.checkpoint_states},
+                 2 * HV, VK, state_limit);
+  }
+}
+
+void run(const Choice& c, const Setting& setting, Report& report) {
+  const Rows rows = place(c);
+  const Problem p = attention_problem(c.attention, rows.total, rows.begins, c.lengths);
+  const Call before = make_call(c, p, rows);
+  Call first = before, second = before, oracle = oracle_call(before);
+  const Call oracle_before = oracle;
+  for (Call* call : {&first, &second, &oracle}) bind(c, p, *call);
+  first.desc.backend = second.desc.backend = setting.backend.c_str();
+  Plan plan = make_plan(first.desc, setting.context), again = make_plan(second.desc, setting.other);
+  Plan reference = make_plan(oracle.desc, setting.context);
+  if (!report.accept(plan)) return;
+  const std::vector<const Tensor*> inputs = {&p.q, &p.k, &p.v, &p.gate, &p.beta};
+  std::vector<Snapshot> snapshots;
+  for (const Tensor* t : inputs) snapshots.emplace_back(*t);
+
+  if (!report.succeeded("run", plan.run(first.args), plan.message())) return;
+  if (!report.succeeded("second run", again.run(second.args), again.message())) return;
+  if (!report.succeeded("reference", reference.run(oracle.args), reference.message())) return;
+  for (Call* call : {&first, &second}) {
+    if (setting.spoil) setting.spoil("out", call->out);
+    if (setting.spoil && c.final_state == kInPlace) setting.spoil("state", call->pool);
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) report.expect_none("input", snapshots[i].changes_outside(*inputs[i]));
+  report.expect_none("out bits of the second run (N-12)", first_difference(first.out, second.out));
+  report.expect_none("pool bits of the second run (N-12)", first_difference(first.pool, second.pool));
+  compare_with_oracle(c, rows, before, first, oracle, oracle_before, report);
+}
+
+}  // namespace
+
+std::vector<Case> prefill_cases() {
+  const std::vector<Axis> list = axes();
+  const auto table = covering_pairs(sizes_of(list), allowed);
+  std::vector<Case> cases;
+  for (size_t i = 0; i < table.size(); ++i) {
+    const Choice choice = choice_of(table[i]);
+    cases.push_back({KDA_OP_PREFILL, case_name("prefill", list, table[i]), i % 8 == 0,
+                     [choice](const Setting& setting, Report& report) { run(choice, setting, report); }});
+  }
+  return cases;
+}
+
+}  // namespace kda::conformance
