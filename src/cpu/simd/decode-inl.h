@@ -24,7 +24,7 @@ HWY_INLINE void* out_head(const DecodeCall& c, const DecodeRow& row, int64_t t, 
   return const_cast<char*>(head_row(out, row.span, 3, r - row.span.begin, hv));
 }
 
-HWY_INLINE void zero_out(const DecodeCall& c, const DecodeRow& row, int64_t hv, int64_t v0, int64_t v1) {
+HWY_NOINLINE inline void zero_out(const DecodeCall& c, const DecodeRow& row, int64_t hv, int64_t v0, int64_t v1) {
   const auto size = static_cast<int64_t>(dtype_size(c.desc->attention.out_dtype));
   for (int64_t t = 0; t < row.span.length; ++t) {
     char* to = static_cast<char*>(out_head(c, row, t, hv));
@@ -59,7 +59,7 @@ HWY_INLINE void prefetch(const void* p, int64_t bytes) {
 
 // One token from pool to pool.
 template <class S>
-HWY_INLINE void run_plain(const kda_attention_spec& a, const S* from, S* to, int64_t v0, int64_t v1, HeadScratch& s) {
+HWY_NOINLINE inline void run_plain(const kda_attention_spec& a, const S* from, S* to, int64_t v0, int64_t v1, HeadScratch& s) {
   const Token token = token_of(s, 0);
   for_row_blocks(v0, v1, [&](int64_t v, auto rows) HWY_ATTR {
     float u[kRowBlock];
@@ -72,7 +72,7 @@ HWY_INLINE void run_plain(const kda_attention_spec& a, const S* from, S* to, int
 
 // Columns mode: `count` prepared tokens, the first of which is token t0 of the row.
 template <class S>
-HWY_INLINE void run_columns(const DecodeCall& c, const DecodeRow& row, int64_t n, int64_t hv, int64_t v0, int64_t v1,
+HWY_NOINLINE inline void run_columns(const DecodeCall& c, const DecodeRow& row, int64_t n, int64_t hv, int64_t v0, int64_t v1,
                             int64_t count, const GroupEnds& ends, HeadScratch& s) {
   const kda_attention_spec& a = c.desc->attention;
   const int64_t K = a.key_dim;
@@ -110,7 +110,7 @@ HWY_INLINE void run_columns(const DecodeCall& c, const DecodeRow& row, int64_t n
 
 // Records mode: commits what a fold accepts, verifies from the committed state, records each token's u.
 template <class S>
-HWY_INLINE void run_records(const DecodeCall& c, const DecodeRow& row, int64_t hv, int64_t count, HeadScratch& s) {
+HWY_NOINLINE inline void run_records(const DecodeCall& c, const DecodeRow& row, int64_t hv, int64_t count, HeadScratch& s) {
   const kda_attention_spec& a = c.desc->attention;
   const int64_t K = a.key_dim;
   S* state = state_of<S>(c.args->state, row.start_slot, hv);
@@ -135,7 +135,7 @@ HWY_INLINE void run_records(const DecodeCall& c, const DecodeRow& row, int64_t h
 }
 
 // Post-conv k (in s.k, not normalised yet) and the raw gate of `count` tokens.
-HWY_INLINE void write_records(const DecodeCall& c, const DecodeRow& row, int64_t hv, int64_t count,
+HWY_NOINLINE inline void write_records(const DecodeCall& c, const DecodeRow& row, int64_t hv, int64_t count,
                               const HeadScratch& s) {
   const kda_attention_spec& a = c.desc->attention;
   const auto size = static_cast<int64_t>(dtype_size(a.gate_dtype));
@@ -148,7 +148,7 @@ HWY_INLINE void write_records(const DecodeCall& c, const DecodeRow& row, int64_t
 }
 
 template <class S>
-HWY_INLINE void store_zero_state(const DecodeCall& c, int64_t n, int64_t hv, int64_t v0, int64_t v1) {
+HWY_NOINLINE inline void store_zero_state(const DecodeCall& c, int64_t n, int64_t hv, int64_t v0, int64_t v1) {
   const int64_t slot = store_slot(*c.desc, *c.args, n, 0);
   const int64_t K = c.desc->attention.key_dim;
   if (slot < 0) return;
@@ -157,7 +157,7 @@ HWY_INLINE void store_zero_state(const DecodeCall& c, int64_t n, int64_t hv, int
 
 // Runs an active row: load(t0, count) puts q, k, v of the tokens into scratch, emit(t, o) takes each output row.
 template <class S, class Load, class Emit>
-HWY_INLINE void run_head_as(const DecodeCall& c, const DecodeRow& row, int64_t n, int64_t hv, int64_t v0, int64_t v1,
+HWY_NOINLINE inline void run_head_as(const DecodeCall& c, const DecodeRow& row, int64_t n, int64_t hv, int64_t v0, int64_t v1,
                             const GateHead& head, HeadScratch& s, const Load& load, const Emit& emit) {
   const kda_attention_spec& a = c.desc->attention;
   const bool records = c.desc->mode == KDA_DECODE_RECORDS;

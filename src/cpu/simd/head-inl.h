@@ -25,7 +25,7 @@ namespace kda::cpu::HWY_NAMESPACE {
 
 // ---- Token preparation ----------------------------------------------------------------------------------
 
-HWY_INLINE GateHead gate_head(const kda_attention_spec& a, const kda_tensor& A_log, int64_t hv) {
+HWY_NOINLINE inline GateHead gate_head(const kda_attention_spec& a, const kda_tensor& A_log, int64_t hv) {
   GateHead head;
   head.family = a.gate_family;
   head.lower_bound = static_cast<float>(a.lower_bound);
@@ -35,13 +35,13 @@ HWY_INLINE GateHead gate_head(const kda_attention_spec& a, const kda_tensor& A_l
   return head;
 }
 
-HWY_INLINE void load_bias(const kda_attention_spec& a, const kda_tensor& dt_bias, int64_t hv, float* bias) {
+HWY_NOINLINE inline void load_bias(const kda_attention_spec& a, const kda_tensor& dt_bias, int64_t hv, float* bias) {
   if (present(dt_bias)) return load_row(static_cast<const float*>(dt_bias.data) + hv * a.key_dim, a.key_dim, bias);
   std::memset(bias, 0, static_cast<size_t>(padded(a.key_dim)) * sizeof(float));
 }
 
 // x ← x·rsqrt(Σx² + 1e-6)·factor over a padded row (E-4); without normalisation x·factor.
-HWY_INLINE void normalize_row(const kda_attention_spec& a, float* x, float factor) {
+HWY_NOINLINE inline void normalize_row(const kda_attention_spec& a, float* x, float factor) {
   const F32 d;
   const int64_t kp = padded(a.key_dim);
   if (!a.no_qk_norm) factor *= 1.0f / std::sqrt(dot(x, x, kp) + 1e-6f);
@@ -52,7 +52,7 @@ HWY_INLINE void normalize_row(const kda_attention_spec& a, float* x, float facto
 }
 
 // decay ← e^g over a padded row that holds the raw gate.
-HWY_INLINE void decay_row(const kda_attention_spec& a, const GateHead& head, const float* bias, float* x) {
+HWY_NOINLINE inline void decay_row(const kda_attention_spec& a, const GateHead& head, const float* bias, float* x) {
   const F32 d;
   for (int64_t i = 0; i < padded(a.key_dim); i += static_cast<int64_t>(hn::Lanes(d))) {
     hn::StoreU(exp(d, log_decay(d, head, hn::LoadU(d, x + i), hn::LoadU(d, bias + i))), d, x + i);
@@ -67,7 +67,7 @@ HWY_INLINE float beta_of(const kda_attention_spec& a, const void* at) {
 
 // Row t of the scratch, whose q and k hold post-conv values: normalises them and forms decay, beta, q·k and the
 // decayed rows dk, dq.
-HWY_INLINE void prepare_token(const kda_attention_spec& a, const GateHead& head, HeadScratch& s, int64_t t,
+HWY_NOINLINE inline void prepare_token(const kda_attention_spec& a, const GateHead& head, HeadScratch& s, int64_t t,
                               const void* gate, const void* beta) {
   float* q = s.q + t * s.kp;
   float* k = s.k + t * s.kp;
@@ -195,7 +195,7 @@ HWY_INLINE RecordPlace record_place(const kda_records& r, int64_t row, int64_t h
 }
 
 // Decay and normalised key of the recorded tokens [0, count), formed as prepare_token formed them.
-HWY_INLINE void load_records(const kda_attention_spec& a, const GateHead& head, const kda_records& records,
+HWY_NOINLINE inline void load_records(const kda_attention_spec& a, const GateHead& head, const kda_records& records,
                              int64_t row, int64_t hv, int64_t count, HeadScratch& s) {
   const auto size = static_cast<int64_t>(dtype_size(a.gate_dtype));
   for (int64_t t = 0; t < count; ++t) {
@@ -209,7 +209,7 @@ HWY_INLINE void load_records(const kda_attention_spec& a, const GateHead& head, 
 
 // Rows [v, v+R) of a pool into `work`, replayed over `count` recorded tokens.
 template <int R, class S>
-HWY_INLINE void commit_rows(const kda_attention_spec& a, const kda_records& records, int64_t row, int64_t hv,
+HWY_NOINLINE inline void commit_rows(const kda_attention_spec& a, const kda_records& records, int64_t row, int64_t hv,
                             int64_t v, int64_t count, const S* from, HeadScratch& s) {
   for (int r = 0; r < R; ++r) load_row(from + r * a.key_dim, a.key_dim, s.work + r * s.kp);
   for (int64_t t = 0; t < count; ++t) {

@@ -14,14 +14,14 @@ HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {
 
 // As load_row and store_row.
-HWY_INLINE void load_any(kda_dtype dtype, const void* from, int64_t n, float* to) {
+HWY_NOINLINE inline void load_any(kda_dtype dtype, const void* from, int64_t n, float* to) {
   switch (dtype) {
     case KDA_FP32: return load_row(static_cast<const float*>(from), n, to);
     case KDA_BF16: return load_row(static_cast<const bf16*>(from), n, to);
     default: return load_row(static_cast<const fp16*>(from), n, to);
   }
 }
-HWY_INLINE void store_any(kda_dtype dtype, const float* from, int64_t n, void* to) {
+HWY_NOINLINE inline void store_any(kda_dtype dtype, const float* from, int64_t n, void* to) {
   switch (dtype) {
     case KDA_FP32: return store_row(from, n, static_cast<float*>(to));
     case KDA_BF16: return store_row(from, n, static_cast<bf16*>(to));
