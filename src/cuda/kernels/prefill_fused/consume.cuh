@@ -1,0 +1,245 @@
+// The role of the consumer warpgroup: the state of 64 value rows from the pool through all items to the pool.
+//
+// Waits: full[stage] before an item's operands are read. Publishes: empty[stage], one arrival of each warp at the CTA
+// whose producers fill that stage. Values come and outputs go through this warp's own tiles, without barriers.
+#pragma once
+
+#include "cuda/kernels/prefill_fused/produce.cuh"
+#include "cuda/kernels/prefill_fused/slow_path.cuh"
+
+namespace kda::cuda::prefill_fused {
+
+__device__ __forceinline__ float2 load_state_pair(const void* base, Real type, int64_t at) {
+  if (type == Real::kF32) return *reinterpret_cast<const float2*>(static_cast<const float*>(base) + at);
+  const uint32_t x = *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(base) + at);
+  return type == Real::kBf16 ? float2{ptx::bf16_low(x), ptx::bf16_high(x)} : ptx::unpack_f16(x);
+}
+
+__device__ __forceinline__ void store_state_pair(void* base, Real type, int64_t at, float x, float y) {
+  if (type == Real::kF32) {
+    *reinterpret_cast<float2*>(static_cast<float*>(base) + at) = float2{x, y};
+  } else {
+    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(base) + at) =
+        type == Real::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+  }
+}
+
+// Element of value row `row`, column 2c, in a slot of a pool.
+__device__ __forceinline__ int64_t state_offset(int64_t slot, int64_t stride, int head, int row, int column) {
+  return slot * stride + (static_cast<int64_t>(head) * kDim + row) * kDim + column;
+}
+
+__device__ __forceinline__ void load_state(float (&state)[64], const Params& p, const Work& work, const Slots& slots,
+                                           int row, const ConsumerLane& me) {
+  if (slots.is_fresh) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) state[i] = 0.0f;
+    return;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int64_t at = state_offset(slots.read, p.state_in_stride, work.head, row + me.g + 8 * r, 2 * me.c);
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      const float2 x = load_state_pair(p.state_in, p.state_in_type, at + 8 * n);
+      state[4 * n + 2 * r] = x.x;
+      state[4 * n + 2 * r + 1] = x.y;
+    }
+  }
+}
+
+__device__ __forceinline__ void store_state(const float (&state)[64], const RowScales& rows, const Params& p,
+                                            const Work& work, const Slots& slots, int row, const ConsumerLane& me) {
+  if (slots.write < 0) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int64_t at = state_offset(slots.write, p.state_out_stride, work.head, row + me.g + 8 * r, 2 * me.c);
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+      store_state_pair(p.state_out, p.state_out_type, at + 8 * n, state[4 * n + 2 * r] * rows.inverse[r],
+                       state[4 * n + 2 * r + 1] * rows.inverse[r]);
+  }
+}
+
+// Copies the value tile of an item: lane pairs take the two 16-byte halves of a token row; rows past the end are
+// zero.
+__device__ __forceinline__ void fetch_values(const Params& p, const Work& work, int index, uint32_t tiles, int row,
+                                             const ConsumerLane& me) {
+  if (index < work.items) {
+    const Item item = item_of(work, index);
+    const uint32_t tile = tiles + (index & 3) * 1024;
+    const uint16_t* base =
+        static_cast<const uint16_t*>(p.v) + row_offset(p.v_rows, work, item.first, work.head) + row;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int token = 16 * j + (me.lane >> 1), half = me.lane & 1;
+      const bool valid = token < item.count;
+      const uint16_t* source = base + (valid ? token * p.v_rows.token + 8 * half : 0);
+      ptx::copy_async_16(tile + tile_offset(token, half), source, valid ? 16 : 0);
+    }
+  }
+  ptx::copy_async_commit();
+}
+
+// Fragment address of this lane for the transposed 8x8 loads and stores of token rows 16j..16j+15.
+__device__ __forceinline__ uint32_t fragment_address(uint32_t tile, int j, const ConsumerLane& me) {
+  const int matrix = me.lane >> 3;
+  return tile + tile_offset(16 * j + 8 * (matrix >> 1) + (me.lane & 7), matrix & 1);
+}
+
+__device__ __forceinline__ void store_output(const float (&out)[16], const RowScales& rows, const Params& p,
+                                             const Work& work, const Item& item, int limit, uint32_t tile, int row,
+                                             const ConsumerLane& me) {
+  const float factor[2] = {rows.inverse[0], rows.inverse[1]};
+  uint32_t packed[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    packed[i] = ptx::pack_bf16(out[2 * i] * factor[i & 1] * p.scale, out[2 * i + 1] * factor[i & 1] * p.scale);
+#pragma unroll
+  for (int j = 0; j < 2; ++j)
+    ptx::store_matrix_x4_trans(fragment_address(tile, j, me), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
+                               packed[4 * j + 3]);
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int token = 16 * j + (me.lane >> 1), half = me.lane & 1;
+    const uint4 x = ptx::load_shared_u4(tile + tile_offset(token, half));
+    if (token < limit) {
+      const int64_t target = output_row(p, work.span.begin + item.first + token);
+      const int64_t at = work.span.batch * p.out_rows.batch + target * p.out_rows.token + work.head * p.out_rows.head;
+      if (target >= 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + at + row + 8 * half) = x;
+    }
+  }
+}
+
+__device__ inline void clear_output(const Params& p, const Work& work, int row, const ConsumerLane& me) {
+  for (int64_t token = me.lane >> 1; token < work.span.length; token += 16) {
+    const int64_t target = output_row(p, work.span.begin + token);
+    const int64_t at = work.span.batch * p.out_rows.batch + target * p.out_rows.token + work.head * p.out_rows.head;
+    if (target >= 0)
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + at + row + 8 * (me.lane & 1)) = uint4{};
+  }
+}
+
+// One item: see recurrence.cuh. `row` is the warp's first value row.
+template <class C>
+__device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, const Params& p, const Work& work,
+                                         int index, uint32_t stage, uint32_t full, uint32_t parity, uint32_t tile,
+                                         int row, const ConsumerLane& me) {
+  const Item item = item_of(work, index);
+  uint32_t values[8];
+  {
+    uint32_t quad[4];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      ptx::load_matrix_x4_trans(quad, fragment_address(tile, j, me));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[4 * j + i] = quad[i];
+    }
+  }
+  const uint32_t first_values[2] = {values[0], values[1]};
+  rescale_state(state, rows, first_values, me);
+  uint32_t packed[32];
+  pack_state(packed, state);
+  ptx::mbarrier_wait(full, parity);
+
+  float product[16], out[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) product[i] = out[i] = 0.0f;
+  ptx::wgmma_fence();
+  multiply_state(product, packed, stage + Stage::kKeys);
+  ptx::wgmma_commit();
+  multiply_state(out, packed, stage + Stage::kQueries);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<1>();
+  ptx::pin_registers(product);
+
+  uint32_t rhs[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float scale = rows.scale[i & 1];
+    const float r0 = fmaf(ptx::bf16_low(values[i]), scale, -product[2 * i]);
+    const float r1 = fmaf(ptx::bf16_high(values[i]), scale, -product[2 * i + 1]);
+    rhs[i] = ptx::pack_f16(r0, r1);
+  }
+  int limit = kChunk;  // first token that needs the slow path
+  if (__any_sync(0xffffffffu, reaches_limit(rhs))) {
+    limit = first_over_limit(rhs, me);
+    clear_from(rhs, limit, me);
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) product[i] = 0.0f;
+  ptx::wgmma_fence();
+  apply_inverse(product, rhs, stage);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(product);
+  ptx::pin_registers(out);
+
+  uint32_t u[8];
+  pack_pairs(u, product);
+  if (__any_sync(0xffffffffu, reaches_limit(u) || limit < kChunk)) {
+    limit = min(limit, first_over_limit(u, me));
+    clear_from(u, limit, me);
+  }
+  const RowScales item_rows = rows;
+  uint32_t u_out[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) u_out[i] = u[i];
+  if (limit < item.count) {
+    run_slow_path<C>(p, work, item, limit, state, rows, row, me);
+    rows = RowScales();
+    clear_from(u, 0, me);
+  } else {
+    decay_state(state, stage, me);
+  }
+  ptx::wgmma_fence();
+  add_scores(out, u_out, stage);
+  ptx::wgmma_commit();
+  update_state(state, u, stage);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<1>();
+  ptx::pin_registers(out);
+  store_output(out, item_rows, p, work, item, min(limit, item.count), tile, row, me);
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(state);
+}
+
+template <class C>
+__device__ __forceinline__ void consume(const Params& p, const Schedule& schedule, uint32_t shared, uint32_t rank) {
+  const ConsumerLane me(threadIdx.x);
+  const int row = static_cast<int>(rank) * kRowsPerCta + 16 * me.warp;
+  const uint32_t tiles = shared + Shared::kValues + me.warp * 4096;
+  const uint32_t barriers = shared + Shared::kBarriers;
+  uint32_t number = 0;  // items of this cluster so far
+  float state[64];
+  for (int64_t w = schedule.first_work; w < schedule.works; w += schedule.step) {
+    const Work work = load_work(p, w, schedule.order);
+    if (work.sequence < 0) continue;
+    if (!work.is_active) {
+      clear_output(p, work, row, me);
+      continue;
+    }
+    const Slots slots = sequence_slots(p, work.sequence);
+    RowScales rows;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 3; ++i) fetch_values(p, work, i, tiles, row, me);
+    load_state(state, p, work, slots, row, me);
+    for (int index = 0; index < work.items; ++index, ++number) {
+      __syncwarp();
+      fetch_values(p, work, index + 3, tiles, row, me);
+      ptx::copy_async_wait<3>();
+      __syncwarp();
+      const uint32_t slot = number & 3;
+      run_item<C>(state, rows, p, work, index, shared + Shared::kStage + slot * Stage::kStride, barriers + slot * 8,
+                  (number >> 2) & 1, tiles + (index & 3) * 1024, row, me);
+      if (me.lane == 0)
+        ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(barriers + (kStages + slot) * 8, slot % kClusterSize));
+    }
+    ptx::copy_async_wait<0>();
+    store_state(state, rows, p, work, slots, row, me);
+  }
+}
+
+}  // namespace kda::cuda::prefill_fused

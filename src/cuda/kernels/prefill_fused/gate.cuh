@@ -1,0 +1,70 @@
+// Gate, beta and decay arithmetic (E-1, E-2, E-5, H-3, H-6). Log decays are kept in units of log2, times log2(e).
+#pragma once
+
+#include "cuda/kernels/prefill_fused/params.h"
+#include "cuda/ptx/math.h"
+
+namespace kda::cuda::prefill_fused {
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kClampLog2 = -150.04028f;  // -104 * log2(e), H-6
+
+// Per channel: bias, and a factor that depends on the family (see gate_constants).
+struct GateChannel {
+  float bias = 0.0f;
+  float factor = 0.0f;
+};
+
+template <Gate kGate>
+__device__ __forceinline__ float gate_factor(float a_log, bool has_a_log) {
+  const float a = has_a_log ? expf(a_log) : 1.0f;
+  if constexpr (kGate == Gate::kBounded) return -a * kLog2e;
+  return -a * kLog2e;
+}
+
+// log2(e) * g for the raw value x.
+template <Gate kGate>
+__device__ __forceinline__ float log_decay(float x, float bias, float factor, float lower_bound_log2) {
+  if constexpr (kGate == Gate::kBounded) {
+    const float e = ptx::exp2_approx((x + bias) * factor);
+    return ptx::max_nan(lower_bound_log2 * ptx::reciprocal_approx(1.0f + e), kClampLog2);
+  } else if constexpr (kGate == Gate::kSoftplus) {
+    // softplus(y) = max(y, 0) + log1p(u), u = e^-|y| <= 1; log1p(u) = 2 atanh(z), z = u / (2 + u) <= 1/3.
+    const float y = x + bias;
+    const float u = ptx::exp2_approx(fabsf(y) * -kLog2e);
+    const float z = u * ptx::reciprocal_approx(2.0f + u);
+    const float z2 = z * z;
+    float p = 2.0f / 15.0f;
+    p = fmaf(p, z2, 2.0f / 13.0f);
+    p = fmaf(p, z2, 2.0f / 11.0f);
+    p = fmaf(p, z2, 2.0f / 9.0f);
+    p = fmaf(p, z2, 2.0f / 7.0f);
+    p = fmaf(p, z2, 2.0f / 5.0f);
+    p = fmaf(p, z2, 2.0f / 3.0f);
+    p = fmaf(p, z2, 2.0f);
+    return ptx::max_nan(fmaf(p, z, ptx::max_nan(y, 0.0f)) * factor, kClampLog2);
+  } else {
+    return ptx::max_nan(x * kLog2e, kClampLog2);
+  }
+}
+
+// 2^x for x <= 0, 1 ulp; 0 below the normal range. For the state decay (H-3).
+__device__ __forceinline__ float exp2_exact(float x) {
+  const float n = rintf(x);
+  const float f = x - n;
+  float p = 1.5403530393381609e-4f;
+  p = fmaf(p, f, 1.3333558146428443e-3f);
+  p = fmaf(p, f, 9.6181291076284772e-3f);
+  p = fmaf(p, f, 5.5504108664821580e-2f);
+  p = fmaf(p, f, 2.4022650695910072e-1f);
+  p = fmaf(p, f, 6.9314718055994531e-1f);
+  p = fmaf(p, f, 1.0f);
+  const float power = __int_as_float((static_cast<int>(n) + 127) << 23);
+  return x < -126.0f ? 0.0f : p * power;  // NaN passes through
+}
+
+__device__ __forceinline__ float beta_value(const Params& p, float x) {
+  return p.beta_is_logit ? p.beta_factor / (1.0f + expf(-x)) : x;
+}
+
+}  // namespace kda::cuda::prefill_fused

@@ -1,0 +1,84 @@
+// Fused KDA prefill for Hopper, K = V = 128, bf16 in and out, fp32 state carry. Spec E, H, N, P; design and measured
+// figures: docs/kernels/prefill_fused.md.
+//
+// Grid: clusters of two CTAs, persistent; cluster i takes works i, i + clusters, ... of the list (sequences longest
+// first) x (value heads). The two CTAs own 64 value rows each and share all preparation.
+// Block: warps 0-3 run the serial chain (consume.cuh, recurrence.cuh); warps 4-7 and 8-11 are two preparing
+// warpgroups (produce.cuh). Item i of a cluster (32 tokens) is prepared by group i/2 % 2 of CTA i % 2 into stage i %
+// 4 of both. Shared memory: shared_plan.cuh. Waiting: produce.cuh, consume.cuh; nobody waits for another cluster
+// (F28). Precision: gates, decays, norms, scores, inverse, accumulators and state fp32; operands fp16 of one term, K^
+// and T' two terms (N-6); state, right-hand side and U scaled by a causal power of two, with an fp32 slow path (N-7).
+// Limits: rows start at multiples of 16 bytes; at most one live write per slot (P-8).
+#pragma once
+
+#include "cuda/kernels/prefill_fused/consume.cuh"
+
+namespace kda::cuda::prefill_fused {
+
+constexpr int kConsumerRegisters = 200;
+constexpr int kProducerRegisters = 152;
+
+// Sequence numbers by falling length, ties by number; all threads, then a barrier.
+__device__ inline void order_sequences(const Params& p, uint16_t* order) {
+  const int n = static_cast<int>(p.sequences);
+  for (int i = threadIdx.x; i < n; i += kThreads) {
+    const int64_t mine = sequence_span(p, i).length;
+    int rank = 0;
+    for (int j = 0; j < n; ++j) {
+      const int64_t other = sequence_span(p, j).length;
+      rank += other > mine || (other == mine && j < i) ? 1 : 0;
+    }
+    order[rank] = static_cast<uint16_t>(i);
+  }
+}
+
+template <class C>
+__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 1)
+    prefill_fused_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char s_memory[];
+  const uint32_t shared = ptx::shared_address(s_memory);
+  const uint32_t rank = ptx::cluster_rank();
+  const int warpgroup = static_cast<int>(threadIdx.x) >> 7;
+
+  Schedule schedule;
+  schedule.first_work = blockIdx.x / kClusterSize;
+  schedule.step = gridDim.x / kClusterSize;
+  schedule.works = p.sequences * p.value_heads;
+  schedule.order = nullptr;
+  const bool has_lengths = p.cu_seqlens.data != nullptr || p.begin.data != nullptr;
+  if (has_lengths && p.sequences > 1 && p.sequences <= Shared::kMaxOrdered) {
+    uint16_t* order = reinterpret_cast<uint16_t*>(s_memory + Shared::kOrder);
+    order_sequences(p, order);
+    schedule.order = order;
+  }
+  // The upper triangles of T' and M are zero and stay so; everything else of a stage is written before it is read.
+  for (uint32_t i = threadIdx.x; i < kStages * (Stage::kDecay - Stage::kSolve) / 16; i += kThreads) {
+    const uint32_t per_stage = (Stage::kDecay - Stage::kSolve) / 16;
+    ptx::store_shared(
+        shared + Shared::kStage + (i / per_stage) * Stage::kStride + Stage::kSolve + (i % per_stage) * 16, uint4{});
+  }
+  if (threadIdx.x == 0) {
+    const uint32_t barriers = shared + Shared::kBarriers;
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(barriers + i * 8, 1);
+      ptx::mbarrier_init(barriers + (kStages + i) * 8, 4 * kClusterSize);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  ptx::fence_async_proxy();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+
+  if (warpgroup == 0) {
+    ptx::set_max_registers_up<kConsumerRegisters>();
+    consume<C>(p, schedule, shared, rank);
+  } else {
+    ptx::set_max_registers_down<kProducerRegisters>();
+    produce<C>(p, schedule, shared, warpgroup - 1, rank);
+  }
+  // A CTA's shared memory must outlive its partner's copies and arrivals.
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+}
+
+}  // namespace kda::cuda::prefill_fused

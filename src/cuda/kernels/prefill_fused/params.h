@@ -1,0 +1,74 @@
+// What one launch of the fused prefill needs: pointers with shapes, strides in elements, plain scalars. Trivially
+// copyable; passed by value. Host code fills it in after all checks (spec G-6); index values stay on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace kda::cuda::prefill_fused {
+
+enum class Gate : int32_t { kBounded = 0, kSoftplus = 1, kPlain = 2 };
+enum class Real : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
+enum class Initial : int32_t { kNone = 0, kAll = 1, kFlags = 2 };
+
+// An int32 or int64 vector in device memory; absent if data is null.
+struct Indices {
+  const void* data = nullptr;
+  int64_t stride = 1;   // elements
+  int32_t is_wide = 0;  // 1: int64
+};
+
+struct Rows {
+  int64_t batch = 0;  // distance of samples; only the batched form uses it
+  int64_t token = 0;
+  int64_t head = 0;
+};
+
+struct Params {
+  // Inputs and output; the innermost dimension is dense; rows start at multiples of 16 bytes (beta excepted).
+  const void* q = nullptr;     // [T, H, 128] bf16
+  const void* k = nullptr;     // [T, H, 128] bf16
+  const void* v = nullptr;     // [T, HV, 128] bf16
+  const void* gate = nullptr;  // [T, HV, 128] bf16 or fp32 (Config), raw logits or log decay
+  const void* beta = nullptr;  // [T, HV] bf16 or fp32, logits or values
+  void* out = nullptr;         // [T, HV, 128] bf16
+  Rows q_rows, k_rows, v_rows, gate_rows, beta_rows, out_rows;
+  Indices out_row_of;  // [T] or absent: row r goes to out row out_row_of[r]
+  int64_t out_row_count = 0;
+  Real beta_type = Real::kBf16;
+  int32_t beta_is_logit = 1;
+  float beta_factor = 1.0f;        // 2 with allow_neg_eigval
+  const float* a_log = nullptr;    // [HV] or null (a = 1)
+  const float* dt_bias = nullptr;  // [HV, 128] or null
+  float lower_bound = 0.0f;
+  float scale = 0.0f;
+  int32_t normalize = 1;  // E-4
+
+  // Sequences: cu_seqlens [N+1], or begin and length [N], or neither (N samples of T rows).
+  Indices cu_seqlens, begin, length;
+  const int32_t* num_active = nullptr;
+  int64_t sequences = 0;  // N
+  int64_t tokens = 0;     // T
+  int32_t heads = 0, value_heads = 0;
+
+  // States [slots, HV, 128, 128] (V, K), strides in elements of their type.
+  Initial initial = Initial::kNone;
+  const void* state_in = nullptr;
+  void* state_out = nullptr;  // null: none is stored
+  Real state_in_type = Real::kF32, state_out_type = Real::kF32;
+  int64_t state_in_stride = 0, state_out_stride = 0;  // of slots
+  int64_t state_in_slots = 0, state_out_slots = 0;
+  int64_t null_slot = -1;
+  int32_t state_out_is_packed = 0;       // 1: row n of state_out belongs to sequence n, never null
+  Indices slots, write_slots;            // absent slots: slot n = n
+  const uint8_t* has_initial = nullptr;  // [N]
+  int64_t has_initial_stride = 1;
+};
+
+// Launches on `stream`; `sm_count` is the device property. Returns the launch error.
+cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
+// Loads the kernels and sets their attributes (plan creation, Y-20).
+cudaError_t prepare_prefill_fused(Gate gate, Real gate_type);
+
+}  // namespace kda::cuda::prefill_fused

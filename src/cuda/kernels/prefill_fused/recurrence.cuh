@@ -1,0 +1,167 @@
+// The serial chain of one warpgroup: 64 value rows, fp32 state in accumulators, every product's A operand made from
+// the accumulators of the one before (V-major, H-1):
+//   R = V - S K~^T      U = R T'^T (two terms)      O = S Q~^T + U M^T      S <- S diag(decay) + U K^ (two terms)
+// The accumulators hold s S, s one power of two per row and item (N-7).
+#pragma once
+
+#include "cuda/kernels/prefill_fused/shared_plan.cuh"
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/math.h"
+#include "cuda/ptx/wgmma.h"
+
+namespace kda::cuda::prefill_fused {
+
+struct ConsumerLane {
+  int warp, lane, g, c;
+  __device__ explicit ConsumerLane(int thread) : warp(thread >> 5), lane(thread & 31), g(lane >> 2), c(lane & 3) {}
+};
+
+// Powers of two of this lane's rows g and g + 8: the accumulators hold row * scale.
+struct RowScales {
+  float scale[2] = {1.0f, 1.0f};
+  float inverse[2] = {1.0f, 1.0f};
+};
+
+// Biased exponent of base -> scale 2^-floor(log2 base) and its inverse; 1 for 0 (or subnormal) and Inf, NaN.
+__device__ __forceinline__ void scale_of_exponent(int exponent, float& scale, float& inverse) {
+  const int e = exponent <= 0 || exponent >= 255 ? 127 : min(exponent, 253);
+  scale = __int_as_float((254 - e) << 23);
+  inverse = __int_as_float(e << 23);
+}
+
+__device__ __forceinline__ int exponent_of(float magnitude) { return (__float_as_int(magnitude) >> 23) & 255; }
+
+// Chooses the item's scales (N-7) from the state and the values of its first token, and rescales the accumulators.
+__device__ __forceinline__ void rescale_state(float (&state)[64], RowScales& rows, const uint32_t (&first_values)[2],
+                                              const ConsumerLane& me) {
+  float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+    largest[0] = fmaxf(largest[0], fmaxf(fabsf(state[4 * n]), fabsf(state[4 * n + 1])));
+    largest[1] = fmaxf(largest[1], fmaxf(fabsf(state[4 * n + 2]), fabsf(state[4 * n + 3])));
+  }
+  // Largest finite |v| of token 0 over the 16 rows: lanes with c = 0 hold it in their low halves.
+  uint32_t v0 = first_values[0] & 0x7fffu, v1 = first_values[1] & 0x7fffu;
+  v0 = v0 >= 0x7f80u || me.c != 0 ? 0u : v0;
+  v1 = v1 >= 0x7f80u || me.c != 0 ? 0u : v1;
+  const uint32_t values = __reduce_max_sync(0xffffffffu, max(v0, v1));
+  const int value_exponent = static_cast<int>(values >> 7);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float m = largest[r];
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+    const int held = exponent_of(m);
+    // True exponent of the state: undo the scale it is held in.
+    int exponent = held == 0 ? 0 : held + exponent_of(rows.inverse[r]) - 127;
+    exponent = held == 255 ? 255 : (held != 0 ? max(exponent, 1) : 0);
+    exponent = max(exponent, value_exponent);
+    float scale, inverse;
+    scale_of_exponent(exponent, scale, inverse);
+    // Finite even where a zero state meets opposite extremes; a state that is not zero never needs the bound.
+    const float change = fminf(scale * rows.inverse[r], 0x1p127f);
+    rows.scale[r] = scale;
+    rows.inverse[r] = inverse;
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      state[4 * n + 2 * r] *= change;
+      state[4 * n + 2 * r + 1] *= change;
+    }
+  }
+}
+
+__device__ __forceinline__ void pack_state(uint32_t (&packed)[32], const float (&state)[64]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) packed[i] = ptx::pack_f16(state[2 * i], state[2 * i + 1]);
+}
+
+template <int kPairs>
+__device__ __forceinline__ void pack_pairs(uint32_t (&packed)[kPairs], const float (&x)[2 * kPairs]) {
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) packed[i] = ptx::pack_f16(x[2 * i], x[2 * i + 1]);
+}
+
+// Does any of the packed values reach 2^15 (or Inf, NaN)?
+__device__ __forceinline__ bool reaches_limit(const uint32_t (&packed)[8]) {
+  uint32_t m = packed[0] & 0x7fff7fffu;
+#pragma unroll
+  for (int i = 1; i < 8; ++i) m = ptx::max_nan_f16x2(m, packed[i] & 0x7fff7fffu);
+  return (m & 0x7fffu) >= 0x7800u || (m >> 16) >= 0x7800u;
+}
+
+// First token of the tile whose value reaches the limit in any row of the warp; kChunk if none.
+__device__ __forceinline__ int first_over_limit(const uint32_t (&packed)[8], const ConsumerLane& me) {
+  int first = kChunk;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int token = 8 * (i >> 1) + 2 * me.c;
+    if ((packed[i] & 0x7fffu) >= 0x7800u) first = min(first, token);
+    if (((packed[i] >> 16) & 0x7fffu) >= 0x7800u) first = min(first, token + 1);
+  }
+  return __reduce_min_sync(0xffffffffu, first);
+}
+
+// Selects the columns (tokens) >= limit to zero.
+__device__ __forceinline__ void clear_from(uint32_t (&packed)[8], int limit, const ConsumerLane& me) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int token = 8 * (i >> 1) + 2 * me.c;
+    packed[i] = token >= limit ? 0u : (token + 1 >= limit ? packed[i] & 0xffffu : packed[i]);
+  }
+}
+
+// acc[64 rows, 32 tokens] = state * operand^T, operand [32, 128] K-major at `address`.
+__device__ __forceinline__ void multiply_state(float (&acc)[16], const uint32_t (&packed)[32], uint32_t address) {
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    const uint64_t b =
+        ptx::matrix_descriptor(address + (s >> 2) * Stage::kHalf + (s & 3) * 32, 16, 1024, ptx::Swizzle::k128);
+    ptx::wgmma_m64n32k16_kmajor(acc, packed[4 * s], packed[4 * s + 1], packed[4 * s + 2], packed[4 * s + 3], b,
+                                s != 0);
+  }
+}
+
+// acc = rhs * T'^T, both terms of T'.
+__device__ __forceinline__ void apply_inverse(float (&acc)[16], const uint32_t (&rhs)[8], uint32_t stage) {
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+    const uint64_t b = ptx::matrix_descriptor(stage + Stage::kSolve + s * 32, 16, 1024, ptx::Swizzle::k128);
+    const int a = 4 * (s & 1);
+    ptx::wgmma_m64n32k16_kmajor(acc, rhs[a], rhs[a + 1], rhs[a + 2], rhs[a + 3], b, s != 0);
+  }
+}
+
+// out += U M^T.
+__device__ __forceinline__ void add_scores(float (&out)[16], const uint32_t (&u)[8], uint32_t stage) {
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    const uint64_t b = ptx::matrix_descriptor(stage + Stage::kScores + s * 32, 16, 512, ptx::Swizzle::k64);
+    ptx::wgmma_m64n32k16_kmajor(out, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3], b, 1);
+  }
+}
+
+// state += U K^, both terms.
+__device__ __forceinline__ void update_state(float (&state)[64], const uint32_t (&u)[8], uint32_t stage) {
+#pragma unroll
+  for (int term = 0; term < 2; ++term) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const uint32_t at = stage + (term == 0 ? Stage::kUpdateHigh : Stage::kUpdateLow) + s * 2048;
+      const uint64_t b = ptx::matrix_descriptor(at, Stage::kHalf, 1024, ptx::Swizzle::k128);
+      ptx::wgmma_m64n128k16_nmajor(state, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3], b, 1);
+    }
+  }
+}
+
+__device__ __forceinline__ void decay_state(float (&state)[64], uint32_t stage, const ConsumerLane& me) {
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+    const float2 d = ptx::load_shared_f2(stage + Stage::kDecay + (8 * n + 2 * me.c) * 4);
+    state[4 * n] *= d.x;
+    state[4 * n + 1] *= d.y;
+    state[4 * n + 2] *= d.x;
+    state[4 * n + 3] *= d.y;
+  }
+}
+
+}  // namespace kda::cuda::prefill_fused

@@ -1,0 +1,79 @@
+// The whole shared-memory plan of the fused prefill, and the ring arithmetic both roles agree on.
+//
+// stage (4 of them): what one 32-token item needs as wgmma operands, 39 KB
+//   keys     K~  [32 tokens, 128 k]  fp16, two 64-column halves, 128-byte swizzle
+//   queries  Q~  the same            update_high, update_low: K^ = hi + lo, the same layout
+//   solve    T'  [32 i, hi 32 j | lo 32 j] fp16, 128-byte swizzle      scores  M [32 i, 32 j] fp16, 64-byte swizzle
+//   decay    e^Gamma(-1, L) [128] fp32
+// values: per consumer warp a ring of 4 tiles [32 tokens, 16 v] bf16; a tile that was read holds the output tile
+// scratch: per producer warp its gate prefix sums [32 tokens, 32 k] fp32; later partial scores, then T and D
+#pragma once
+
+#include <cstdint>
+
+namespace kda::cuda::prefill_fused {
+
+constexpr int kChunk = 32;       // tokens of an item
+constexpr int kDim = 128;        // K = V
+constexpr int kRowsPerCta = 64;  // value rows
+constexpr int kClusterSize = 2;  // CTAs of a cluster: together all value rows of one head
+constexpr int kStages = 4;       // = preparing warpgroups of a cluster: item i is prepared by, and lies in, i % 4
+constexpr int kConsumerThreads = 128;
+constexpr int kProducerGroups = 2;  // warpgroups a CTA
+constexpr int kThreads = kConsumerThreads + kProducerGroups * 128;
+
+struct Stage {
+  static constexpr uint32_t kKeys = 0;
+  static constexpr uint32_t kQueries = 8192;
+  static constexpr uint32_t kUpdateHigh = 16384;
+  static constexpr uint32_t kUpdateLow = 24576;
+  static constexpr uint32_t kSolve = 32768;
+  static constexpr uint32_t kScores = 36864;
+  static constexpr uint32_t kDecay = 38912;
+  static constexpr uint32_t kBytes = 39424;   // what travels to the other CTA
+  static constexpr uint32_t kStride = 39936;  // keeps every stage on 1024 bytes
+  static constexpr uint32_t kHalf = 4096;     // columns 64..127 of a [32, 128] operand
+};
+
+struct Shared {
+  static constexpr uint32_t kStage = 0;
+  static constexpr uint32_t kValues = kStage + kStages * Stage::kStride;  // 4 warps x 4 tiles x 1 KB
+  static constexpr uint32_t kScratch = kValues + 16384;                   // 2 groups x 16 KB
+  static constexpr uint32_t kGroup = kScratch + kProducerGroups * 16384;  // 2 groups x GroupArea
+  static constexpr uint32_t kGroupBytes = 6400;
+  static constexpr uint32_t kBarriers = kGroup + kProducerGroups * kGroupBytes;  // full[4], empty[4]
+  static constexpr uint32_t kOrder = kBarriers + 64;                             // sequences, longest first
+  static constexpr int kMaxOrdered = 512;
+  static constexpr uint32_t kBytes = kOrder + 2 * kMaxOrdered;
+};
+
+// Per producer warpgroup.
+struct GroupArea {
+  static constexpr uint32_t kSums = 0;       // [|q|^2, |k|^2, q.k][32 tokens][4 warps] fp32
+  static constexpr uint32_t kBeta = 1536;    // [32] fp32
+  static constexpr uint32_t kSystem = 1664;  // beta_i A_ij [32][36] fp32
+  static constexpr int kPitch = 36;
+  // In the scratch, once the partial scores are summed:
+  static constexpr uint32_t kInverse = 0;     // T [32][36] fp32
+  static constexpr uint32_t kProduct = 4608;  // D [16][20] fp32
+  static constexpr int kProductPitch = 20;
+};
+
+// Byte of the 16-byte column `column16` of row `row` in an operand of 128-byte rows with 128-byte swizzle.
+__host__ __device__ constexpr uint32_t swizzle_128(uint32_t row, uint32_t column16) {
+  return row * 128 + ((column16 ^ (row & 7)) << 4);
+}
+// The same for 64-byte rows with 64-byte swizzle.
+__host__ __device__ constexpr uint32_t swizzle_64(uint32_t row, uint32_t column16) {
+  return row * 64 + ((column16 ^ ((row >> 1) & 3)) << 4);
+}
+// Gate prefix sums of a producer warp: 16-byte column c of token row t.
+__host__ __device__ constexpr uint32_t prefix_offset(uint32_t token, uint32_t column16) {
+  return token * 128 + ((column16 ^ ((token >> 2) & 1)) << 4);
+}
+// Value and output tiles of a consumer warp: 8-value half `half` of token row t.
+__host__ __device__ constexpr uint32_t tile_offset(uint32_t token, uint32_t half) {
+  return token * 32 + ((half ^ ((token >> 2) & 1)) << 4);
+}
+
+}  // namespace kda::cuda::prefill_fused
