@@ -124,7 +124,7 @@ inline Result run(const Problem& c, Device& d) {
   d.pool.upload(pool_bytes(c));
   static int sm_count = 0;
   if (sm_count == 0) check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, 0), "attribute");
-  check(prepare_prefill_fused(c.family, c.gate_type), "prepare");
+  check(prepare_prefill_fused(c.family, c.gate_type, static_cast<float>(c.lower_bound)), "prepare");
   check(launch_prefill_fused(d.p, c.family, c.gate_type, sm_count, nullptr), "launch");
   check(cudaDeviceSynchronize(), c.name.c_str());
   return {d.out.download<uint16_t>(), d.pool.download<uint8_t>()};

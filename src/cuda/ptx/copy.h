@@ -103,4 +103,20 @@ __device__ __forceinline__ uint4 load_global_16(const void* p) {
   return x;
 }
 
+__device__ __forceinline__ uint32_t load_global_once(const uint32_t* p) {
+  uint32_t x;
+  asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];" : "=r"(x) : "l"(p));
+  return x;
+}
+__device__ __forceinline__ float2 load_global_once(const float2* p) {
+  float2 x;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p));
+  return x;
+}
+
+// Starts bringing `bytes` (a multiple of 16, 16-byte aligned) into the L2.
+__device__ __forceinline__ void prefetch_to_l2(const void* p, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
+
 }  // namespace kda::cuda::ptx

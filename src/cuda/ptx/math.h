@@ -34,6 +34,8 @@ __device__ __forceinline__ uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
+// fp32 bits rounded to tf32 (nearest, ties away): the matrix unit cuts the low 13 bits off.
+__device__ __forceinline__ uint32_t round_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 // {lo, hi} to two fp16 (nearest even, no saturation), lo in the low half.
 __device__ __forceinline__ uint32_t pack_f16(float lo, float hi) {
   uint32_t y;

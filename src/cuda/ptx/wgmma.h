@@ -11,12 +11,15 @@ namespace kda::cuda::ptx {
 
 enum class Swizzle : uint64_t { k128 = 1, k64 = 2 };
 
-// Matrix descriptor. `stride` (bytes): distance of 8-row groups (K-major) or of 8-k groups (N-major);
-// `leading`: distance of 64-element column groups (N-major only).
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t leading, uint32_t stride,
-                                                      Swizzle swizzle) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |
-         static_cast<uint64_t>(stride >> 4) << 32 | static_cast<uint64_t>(swizzle) << 62;
+// Matrix descriptor of the operand at `address16` (shared address / 16). `stride` (bytes): distance of 8-row groups
+// (K-major) or of 8-k groups (N-major); `leading`: distance of 64-element column groups (N-major only). Its low half
+// is address16 plus a constant, so that offsets inside an operand are added to address16.
+template <uint32_t kLeading, uint32_t kStride, Swizzle kSwizzle>
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address16) {
+  constexpr uint32_t kHigh = (kStride >> 4) | static_cast<uint32_t>(kSwizzle) << 30;
+  uint64_t descriptor;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(address16 + ((kLeading >> 4) << 16)), "n"(kHigh));
+  return descriptor;
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -127,6 +127,7 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
                                          int index, uint32_t stage, uint32_t full, uint32_t parity, uint32_t tile,
                                          int row, const ConsumerLane& me) {
   const Item item = item_of(work, index);
+  const uint32_t stage16 = __shfl_sync(0xffffffffu, stage >> 4, 0);
   uint32_t values[8];
   {
     uint32_t quad[4];
@@ -147,9 +148,9 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
 #pragma unroll
   for (int i = 0; i < 16; ++i) product[i] = out[i] = 0.0f;
   ptx::wgmma_fence();
-  multiply_state(product, packed, stage + Stage::kKeys);
+  multiply_state<Stage::kKeys>(product, packed, stage16);
   ptx::wgmma_commit();
-  multiply_state(out, packed, stage + Stage::kQueries);
+  multiply_state<Stage::kQueries>(out, packed, stage16);
   ptx::wgmma_commit();
   ptx::wgmma_wait<1>();
   ptx::pin_registers(product);
@@ -170,7 +171,7 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
 #pragma unroll
   for (int i = 0; i < 16; ++i) product[i] = 0.0f;
   ptx::wgmma_fence();
-  apply_inverse(product, rhs, stage);
+  apply_inverse(product, rhs, stage16);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::pin_registers(product);
@@ -187,16 +188,21 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
 #pragma unroll
   for (int i = 0; i < 8; ++i) u_out[i] = u[i];
   if (limit < item.count) {
-    run_slow_path<C>(p, work, item, limit, state, rows, row, me);
+    float memory[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) memory[i] = state[i];
+    run_slow_path<C>(p, work, item, limit, memory, rows.inverse[0], rows.inverse[1], row, threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) state[i] = memory[i];
     rows = RowScales();
     clear_from(u, 0, me);
   } else {
     decay_state(state, stage, me);
   }
   ptx::wgmma_fence();
-  add_scores(out, u_out, stage);
+  add_scores(out, u_out, stage16);
   ptx::wgmma_commit();
-  update_state(state, u, stage);
+  update_state(state, u, stage16);
   ptx::wgmma_commit();
   ptx::wgmma_wait<1>();
   ptx::pin_registers(out);

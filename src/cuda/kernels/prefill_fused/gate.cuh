@@ -9,25 +9,16 @@ namespace kda::cuda::prefill_fused {
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kClampLog2 = -150.04028f;  // -104 * log2(e), H-6
 
-// Per channel: bias, and a factor that depends on the family (see gate_constants).
-struct GateChannel {
-  float bias = 0.0f;
-  float factor = 0.0f;
-};
-
-template <Gate kGate>
 __device__ __forceinline__ float gate_factor(float a_log, bool has_a_log) {
-  const float a = has_a_log ? expf(a_log) : 1.0f;
-  if constexpr (kGate == Gate::kBounded) return -a * kLog2e;
-  return -a * kLog2e;
+  return -(has_a_log ? expf(a_log) : 1.0f) * kLog2e;
 }
 
-// log2(e) * g for the raw value x.
+// sum + log2(e) * g for the raw value x. The clamp is not needed where the bound is above it (kMinBound).
 template <Gate kGate>
-__device__ __forceinline__ float log_decay(float x, float bias, float factor, float lower_bound_log2) {
+__device__ __forceinline__ float add_log_decay(float sum, float x, float bias, float factor, float lower_bound_log2) {
   if constexpr (kGate == Gate::kBounded) {
     const float e = ptx::exp2_approx((x + bias) * factor);
-    return ptx::max_nan(lower_bound_log2 * ptx::reciprocal_approx(1.0f + e), kClampLog2);
+    return fmaf(lower_bound_log2, ptx::reciprocal_approx(1.0f + e), sum);
   } else if constexpr (kGate == Gate::kSoftplus) {
     // softplus(y) = max(y, 0) + log1p(u), u = e^-|y| <= 1; log1p(u) = 2 atanh(z), z = u / (2 + u) <= 1/3.
     const float y = x + bias;
@@ -42,9 +33,9 @@ __device__ __forceinline__ float log_decay(float x, float bias, float factor, fl
     p = fmaf(p, z2, 2.0f / 5.0f);
     p = fmaf(p, z2, 2.0f / 3.0f);
     p = fmaf(p, z2, 2.0f);
-    return ptx::max_nan(fmaf(p, z, ptx::max_nan(y, 0.0f)) * factor, kClampLog2);
+    return sum + ptx::max_nan(fmaf(p, z, ptx::max_nan(y, 0.0f)) * factor, kClampLog2);
   } else {
-    return ptx::max_nan(x * kLog2e, kClampLog2);
+    return sum + ptx::max_nan(x * kLog2e, kClampLog2);
   }
 }
 

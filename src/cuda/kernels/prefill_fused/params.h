@@ -9,6 +9,10 @@
 namespace kda::cuda::prefill_fused {
 
 enum class Gate : int32_t { kBounded = 0, kSoftplus = 1, kPlain = 2 };
+// How 16x16 diagonal score blocks are formed (H-5): (a) dyadic for any gate, (b) anchored for bounded ones.
+enum class Diagonal : int32_t { kDyadic = 0, kAnchored = 1 };
+constexpr float kMinAnchoredBound = -5.198f;  // 16 |lb| log2(e) <= 120
+constexpr float kMinBound = -104.0f;          // below it the gate would need H-6's clamp: `lower_bound` refuses
 enum class Real : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
 enum class Initial : int32_t { kNone = 0, kAll = 1, kFlags = 2 };
 
@@ -69,6 +73,6 @@ struct Params {
 // Launches on `stream`; `sm_count` is the device property. Returns the launch error.
 cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
 // Loads the kernels and sets their attributes (plan creation, Y-20).
-cudaError_t prepare_prefill_fused(Gate gate, Real gate_type);
+cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound);
 
 }  // namespace kda::cuda::prefill_fused

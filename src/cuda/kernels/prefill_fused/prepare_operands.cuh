@@ -249,18 +249,52 @@ __device__ __forceinline__ void block_operands(Edges& k_edges, Edges& q_edges, c
 __device__ __forceinline__ void cross_scores(Quad (&cross)[4], const Edges& columns, const Edges& k, const Edges& q) {
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    multiply_rows(cross[0], k.a[step], k.b[step], columns.a[step]);
-    multiply_rows(cross[1], k.a[step], k.b[step], columns.b[step]);
-    multiply_rows(cross[2], q.a[step], q.b[step], columns.a[step]);
-    multiply_rows(cross[3], q.a[step], q.b[step], columns.b[step]);
+    multiply_rows(cross[0], k.a[step], q.a[step], columns.a[step]);
+    multiply_rows(cross[1], k.a[step], q.a[step], columns.b[step]);
+    multiply_rows(cross[2], k.b[step], q.b[step], columns.a[step]);
+    multiply_rows(cross[3], k.b[step], q.b[step], columns.b[step]);
   }
 }
 
 // A quad of partial scores to this warp's scratch. Quads: block 0 level 8 and lower levels, block 1 the same (x[e]: k
-// row g, column 2c + e; x[2 + e]: q row), then block 1 x block 0 as (k, columns a), (k, b), (q, a), (q, b)
-// (x[e]: rows a, x[2 + e]: rows b).
+// row g, column 2c + e; x[2 + e]: q row), then block 1 x block 0 as (rows a, columns a), (a, b), (b, a), (b, b).
 __device__ __forceinline__ void write_quad(const Quad& q, int quad, uint32_t scratch, int lane) {
   ptx::store_shared(scratch + quad * 512 + lane * 16, float4{q.x[0], q.x[1], q.x[2], q.x[3]});
+}
+
+// Both blocks of an item: operands to the stage, partial scores to the warp's scratch.
+__device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p, const ProducerLane& me,
+                                             uint32_t scratch, uint32_t area, uint32_t stage) {
+  auto norms_of = [&](int block) {
+    Norms n;
+    n.qa = norm_factor(p, load_sum(area, kSumQ, 16 * block + me.token_a));
+    n.qb = norm_factor(p, load_sum(area, kSumQ, 16 * block + me.token_b));
+    n.ka = norm_factor(p, load_sum(area, kSumK, 16 * block + me.token_a));
+    n.kb = norm_factor(p, load_sum(area, kSumK, 16 * block + me.token_b));
+    return n;
+  };
+  const PrefixView view(scratch, me);
+  const uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
+  Edges columns, unused, k_rows, q_rows;
+  Norms norms = norms_of(0);
+  {
+    Quad top, lower;
+    diagonal_scores<0>(top, lower, raw.q[0], raw.k[0], norms, view, me);
+    block_operands<0>(columns, unused, raw.q[0], raw.k[0], norms, view, at_a, at_b);
+    __syncwarp();  // prefix rows 0..7 are read no more
+    write_quad(top, 0, scratch, me.lane);
+    write_quad(lower, 1, scratch, me.lane);
+  }
+  norms = norms_of(1);
+  Quad top, lower, cross[4];
+  diagonal_scores<1>(top, lower, raw.q[1], raw.k[1], norms, view, me);
+  block_operands<1>(k_rows, q_rows, raw.q[1], raw.k[1], norms, view, at_a, at_b);
+  cross_scores(cross, columns, k_rows, q_rows);
+  __syncwarp();
+  write_quad(top, 2, scratch, me.lane);
+  write_quad(lower, 3, scratch, me.lane);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) write_quad(cross[i], 4 + i, scratch, me.lane);
 }
 
 }  // namespace kda::cuda::prefill_fused

@@ -14,13 +14,14 @@
 namespace kda::cuda::prefill_fused {
 
 struct ProducerLane {
+  int thread;
   int group;  // warpgroup of the CTA, 0 or 1
   int warp;   // of the group, 0..3
   int lane;
   int g, c;     // lane / 4, lane % 4
   int token_a;  // in a block; 16-byte stores of lanes 4g..4g+7 then hit eight different 16-byte columns
   int token_b;
-  __device__ ProducerLane(int thread, int group_index) : group(group_index) {
+  __device__ ProducerLane(int thread_index, int group_index) : thread(thread_index), group(group_index) {
     warp = (thread >> 5) & 3;
     lane = thread & 31;
     g = lane >> 2;
@@ -30,6 +31,19 @@ struct ProducerLane {
   }
   __device__ int index() const { return warp * 32 + lane; }  // in the group
 };
+
+// Hides a value's origin, so that what is computed from it is not kept in registers across the item loop.
+__device__ __forceinline__ uint32_t renew(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ const char* renew(const char* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+__device__ __forceinline__ ProducerLane renew(const ProducerLane& me) {
+  return ProducerLane(static_cast<int>(renew(static_cast<uint32_t>(me.thread))), me.group);
+}
 
 // An item of a work: tokens [first, first + count) of its sequence.
 struct Item {
@@ -49,14 +63,21 @@ __device__ __forceinline__ int64_t row_offset(const Rows& rows, const Work& work
   return work.span.batch * rows.batch + (work.span.begin + token) * rows.token + head * rows.head;
 }
 
-// Raw registers of one item, loaded an item ahead.
-template <class GateT>
+// Query and key registers of an item.
 struct RawRows {
   uint4 q[2][2], k[2][2];  // [block][token a, token b], 8 channels
-  GateT gate[16];          // channel pair of 16 tokens: uint32_t (bf16) or float2
-  float2 bias;
-  float factor;
-  float beta;  // raw, of token `index` (threads 0..31)
+};
+
+// What a producer lane needs of a work: its own columns of the sequence's first token, its gate constants.
+struct Source {
+  const char* q = nullptr;
+  const char* k = nullptr;
+  const char* gate = nullptr;
+  const char* beta = nullptr;
+  float2 bias = {0.0f, 0.0f};
+  float factor = 0.0f;
+  int32_t items = 0;
+  int64_t length = 0;
 };
 
 __device__ __forceinline__ void load_pair(uint32_t& x, const void* base, int64_t element) {
@@ -68,76 +89,136 @@ __device__ __forceinline__ void load_pair(float2& x, const void* base, int64_t e
 __device__ __forceinline__ float2 widen_pair(uint32_t x) { return {ptx::bf16_low(x), ptx::bf16_high(x)}; }
 __device__ __forceinline__ float2 widen_pair(float2 x) { return x; }
 
+// A raw gate whose log decay is 0, for rows past the end.
+template <Gate kGate>
+__device__ __forceinline__ uint32_t padding_gate(uint32_t) {
+  return kGate == Gate::kPlain ? 0u : 0xff80ff80u;
+}
+template <Gate kGate>
+__device__ __forceinline__ float2 padding_gate(float2) {
+  const float x = kGate == Gate::kPlain ? 0.0f : -INFINITY;
+  return {x, x};
+}
+
 // One instruction; the launcher's caller keeps 32 rows below 2^32 bytes.
 __device__ __forceinline__ uint64_t step_bytes(uint32_t rows, uint32_t bytes) {
   return static_cast<uint64_t>(rows) * bytes;
 }
 
+// Not inlined: runs once a work, and would cost the item loop registers.
 template <Gate kGate, class GateT>
-__device__ __forceinline__ void load_rows(RawRows<GateT>& raw, const Params& p, const Work& work, const Item& item,
+__device__ __noinline__ void open_source(Source* source, const Params& p, int64_t w, const uint16_t* order, int warp,
+                                         int lane) {
+  const Work work = load_work(p, w, order);
+  Source s;
+  s.items = work.items;
+  s.length = work.span.length;
+  if (work.items > 0) {
+    const int query_head = work.head / (p.value_heads / p.heads);
+    const int channel = 32 * warp + 8 * (lane & 3);
+    const int pair = 32 * warp + 2 * (lane & 15);
+    s.q = static_cast<const char*>(p.q) + 2 * (row_offset(p.q_rows, work, 0, query_head) + channel);
+    s.k = static_cast<const char*>(p.k) + 2 * (row_offset(p.k_rows, work, 0, query_head) + channel);
+    s.gate =
+        static_cast<const char*>(p.gate) +
+        static_cast<int64_t>(sizeof(GateT) / 2) * (row_offset(p.gate_rows, work, 16 * (lane >> 4), work.head) + pair);
+    s.beta = static_cast<const char*>(p.beta) +
+             (p.beta_type == Real::kF32 ? 4 : 2) * row_offset(p.beta_rows, work, lane, work.head);
+    if constexpr (kGate != Gate::kPlain) {
+      if (p.dt_bias != nullptr)
+        s.bias = *reinterpret_cast<const float2*>(p.dt_bias + static_cast<int64_t>(work.head) * kDim + pair);
+      s.factor = gate_factor(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
+    }
+  }
+  *source = s;
+}
+
+__device__ __forceinline__ int item_count(const Source& source, int index) {
+  return static_cast<int>(min(source.length - static_cast<int64_t>(index) * kChunk, static_cast<int64_t>(kChunk)));
+}
+
+__device__ __forceinline__ void load_rows(RawRows& raw, const Params& p, const Source& source, int index,
                                           const ProducerLane& me) {
-  const int query_head = work.head / (p.value_heads / p.heads);
-  const int channel = 32 * me.warp + 8 * me.c;
-  const char* q = static_cast<const char*>(p.q) + 2 * (row_offset(p.q_rows, work, item.first, query_head) + channel);
-  const char* k = static_cast<const char*>(p.k) + 2 * (row_offset(p.k_rows, work, item.first, query_head) + channel);
   const uint32_t q_step = 2 * static_cast<uint32_t>(p.q_rows.token);
   const uint32_t k_step = 2 * static_cast<uint32_t>(p.k_rows.token);
+  const int count = item_count(source, index);
+  const char* q = renew(source.q + static_cast<int64_t>(index) * kChunk * q_step);
+  const char* k = renew(source.k + static_cast<int64_t>(index) * kChunk * k_step);
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      const uint32_t token = 16 * block + (side == 0 ? me.token_a : me.token_b);
-      const bool valid = token < static_cast<uint32_t>(item.count);
+      const int token = 16 * block + (side == 0 ? me.token_a : me.token_b);
+      const bool valid = token < count;
       raw.q[block][side] = valid ? ptx::load_global_16(q + step_bytes(token, q_step)) : uint4{};
       raw.k[block][side] = valid ? ptx::load_global_16(k + step_bytes(token, k_step)) : uint4{};
     }
   }
-  const int pair = 32 * me.warp + 2 * (me.lane & 15);
-  const int first = (me.lane >> 4) * 16;
-  const char* gate = static_cast<const char*>(p.gate) +
-                     (sizeof(GateT) / 2) * (row_offset(p.gate_rows, work, item.first + first, work.head) + pair);
-  const uint32_t gate_step = (sizeof(GateT) / 2) * static_cast<uint32_t>(p.gate_rows.token);
+}
+
+// Asks the L2 for the rows of a later item: lane = token, warp = tensor.
+template <class GateT>
+__device__ __forceinline__ void prefetch_rows(const Params& p, const Source& source, int index,
+                                              const ProducerLane& me) {
+  if (me.warp == 3 || index >= source.items) return;
+  const char* base = me.warp == 0 ? source.q : (me.warp == 1 ? source.k : source.gate);
+  const int64_t step = me.warp == 0 ? p.q_rows.token : (me.warp == 1 ? p.k_rows.token : p.gate_rows.token);
+  const uint32_t width = me.warp == 2 ? static_cast<uint32_t>(sizeof(GateT) / 2) : 2u;
+  // Back from this lane's own columns (and block, for the gate) to the start of the row.
+  const int column = me.warp == 2 ? 32 * me.warp + 2 * (me.lane & 15) : 32 * me.warp + 8 * me.c;
+  const int row = me.warp == 2 ? me.lane - 16 * (me.lane >> 4) : me.lane;
+  if (me.lane < item_count(source, index))
+    ptx::prefetch_to_l2(base + ((static_cast<int64_t>(index) * kChunk + row) * step - column) * width, 128 * width);
+}
+
+__device__ __forceinline__ float load_beta_logit(const Params& p, const Source& source, int index) {
+  const int64_t at = static_cast<int64_t>(index) * kChunk * p.beta_rows.token;
+  return p.beta_type == Real::kF32
+             ? reinterpret_cast<const float*>(source.beta)[at]
+             : __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source.beta)[at]) << 16);
+}
+
+constexpr int kGateBatch = 4;  // tokens
+
+template <Gate kGate, class GateT>
+__device__ __forceinline__ void load_gates(GateT (&raw)[kGateBatch], const char* gate, uint32_t step, int left) {
 #pragma unroll
-  for (int t = 0; t < 16; ++t) {
-    raw.gate[t] = GateT{};
-    if (first + t < item.count) raw.gate[t] = *reinterpret_cast<const GateT*>(gate + step_bytes(t, gate_step));
-  }
-  raw.bias = {0.0f, 0.0f};
-  raw.factor = 0.0f;
-  if constexpr (kGate != Gate::kPlain) {
-    if (p.dt_bias != nullptr)
-      raw.bias = *reinterpret_cast<const float2*>(p.dt_bias + static_cast<int64_t>(work.head) * kDim + pair);
-    raw.factor = gate_factor<kGate>(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
-  }
-  raw.beta = 0.0f;
-  if (me.warp == 0 && me.lane < item.count) {
-    const int64_t at = row_offset(p.beta_rows, work, item.first + me.lane, work.head);
-    raw.beta = p.beta_type == Real::kF32
-                   ? static_cast<const float*>(p.beta)[at]
-                   : __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t*>(p.beta)[at]) << 16);
+  for (int t = 0; t < kGateBatch; ++t) {
+    raw[t] = padding_gate<kGate>(GateT{});
+    if (t < left) raw[t] = ptx::load_global_once(reinterpret_cast<const GateT*>(gate + step_bytes(t, step)));
   }
 }
 
-// Block-local inclusive prefix sums of log2-decays to this warp's scratch (H-3c), and the chunk decay to `decay`.
+// Block-local inclusive prefix sums of log2-decays to this warp's scratch (H-3c).
 template <Gate kGate, class GateT>
-__device__ __forceinline__ void write_prefix_sums(const RawRows<GateT>& raw, const Params& p, const Item& item,
+__device__ __forceinline__ void write_prefix_sums(const Params& p, const Source& source, int index,
                                                   const ProducerLane& me, uint32_t scratch) {
   const int first = (me.lane >> 4) * 16;
   const int pair = me.lane & 15;
-  // prefix_offset(first + t, pair / 2), with the swizzle of t as one of two bases.
-  const uint32_t at = scratch + first * 128 + (pair >> 1) * 16 + (pair & 1) * 8;
-  const uint32_t at_swizzled = at ^ 16;
+  const uint32_t step = static_cast<uint32_t>(sizeof(GateT) / 2) * static_cast<uint32_t>(p.gate_rows.token);
+  const char* gate = source.gate + static_cast<int64_t>(index) * kChunk * step;
+  int left = item_count(source, index) - first;
+  // prefix_offset(first + t, pair / 2): the swizzle changes with every batch of four tokens.
+  uint32_t at = scratch + first * 128 + (pair >> 1) * 16 + (pair & 1) * 8;
   const float bound = p.lower_bound * kLog2e;
   float sum0 = 0.0f, sum1 = 0.0f;
+  GateT raw[kGateBatch], next[kGateBatch];
+  load_gates<kGate>(next, gate, step, left);
+#pragma unroll 1
+  for (int batch = 0; batch < 4; ++batch) {
 #pragma unroll
-  for (int t = 0; t < 16; ++t) {
-    const float2 x = widen_pair(raw.gate[t]);
-    const float g0 = log_decay<kGate>(x.x, raw.bias.x, raw.factor, bound);
-    const float g1 = log_decay<kGate>(x.y, raw.bias.y, raw.factor, bound);
-    const bool valid = first + t < item.count;
-    sum0 += valid ? g0 : 0.0f;
-    sum1 += valid ? g1 : 0.0f;
-    ptx::store_shared(((t >> 2) & 1 ? at_swizzled : at) + t * 128, float2{sum0, sum1});
+    for (int t = 0; t < kGateBatch; ++t) raw[t] = next[t];
+    gate += step_bytes(kGateBatch, step);
+    left = batch < 3 ? left - kGateBatch : 0;
+    load_gates<kGate>(next, gate, step, left);
+#pragma unroll
+    for (int t = 0; t < kGateBatch; ++t) {
+      const float2 x = widen_pair(raw[t]);
+      sum0 = add_log_decay<kGate>(sum0, x.x, source.bias.x, source.factor, bound);
+      sum1 = add_log_decay<kGate>(sum1, x.y, source.bias.y, source.factor, bound);
+      ptx::store_shared(at + t * 128, float2{sum0, sum1});
+    }
+    at = (at + 512) ^ 16;
   }
 }
 
@@ -161,8 +242,8 @@ __device__ __forceinline__ void add_products(const uint4& q, const uint4& k, flo
 }
 
 // Writes this warp's share of |q|^2, |k|^2 and q.k of every token; a group barrier must follow.
-template <class GateT>
-__device__ __forceinline__ void write_sums(const RawRows<GateT>& raw, const ProducerLane& me, uint32_t area) {
+template <int kKinds>
+__device__ __forceinline__ void write_sums(const RawRows& raw, const ProducerLane& me, uint32_t area) {
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
 #pragma unroll
@@ -170,13 +251,13 @@ __device__ __forceinline__ void write_sums(const RawRows<GateT>& raw, const Prod
       float sums[3];
       add_products(raw.q[block][side], raw.k[block][side], sums[0], sums[1], sums[2]);
 #pragma unroll
-      for (int kind = 0; kind < 3; ++kind) {
+      for (int kind = 0; kind < kKinds; ++kind) {
         sums[kind] += __shfl_xor_sync(0xffffffffu, sums[kind], 1);
         sums[kind] += __shfl_xor_sync(0xffffffffu, sums[kind], 2);
       }
       const int token = 16 * block + (side == 0 ? me.token_a : me.token_b);
-      const float mine = me.c == 0 ? sums[0] : (me.c == 1 ? sums[1] : sums[2]);
-      if (me.c < 3) ptx::store_shared(area + GroupArea::kSums + (me.c * 32 + token) * 16 + me.warp * 4, mine);
+      const float mine = me.c == 0 ? sums[0] : (me.c == 1 || kKinds == 2 ? sums[1] : sums[2]);
+      if (me.c < kKinds) ptx::store_shared(area + GroupArea::kSums + (me.c * 32 + token) * 16 + me.warp * 4, mine);
     }
   }
 }

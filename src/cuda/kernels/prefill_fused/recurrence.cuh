@@ -110,45 +110,48 @@ __device__ __forceinline__ void clear_from(uint32_t (&packed)[8], int limit, con
   }
 }
 
-// acc[64 rows, 32 tokens] = state * operand^T, operand [32, 128] K-major at `address`.
-__device__ __forceinline__ void multiply_state(float (&acc)[16], const uint32_t (&packed)[32], uint32_t address) {
+// The operands of a stage are named by `stage16`, its shared address / 16.
+// acc[64 rows, 32 tokens] = state * operand^T, operand [32, 128] K-major at byte kPart.
+template <uint32_t kPart>
+__device__ __forceinline__ void multiply_state(float (&acc)[16], const uint32_t (&packed)[32], uint32_t stage16) {
 #pragma unroll
   for (int s = 0; s < 8; ++s) {
-    const uint64_t b =
-        ptx::matrix_descriptor(address + (s >> 2) * Stage::kHalf + (s & 3) * 32, 16, 1024, ptx::Swizzle::k128);
-    ptx::wgmma_m64n32k16_kmajor(acc, packed[4 * s], packed[4 * s + 1], packed[4 * s + 2], packed[4 * s + 3], b,
-                                s != 0);
+    const uint32_t at = stage16 + ((kPart + (s >> 2) * Stage::kHalf + (s & 3) * 32) >> 4);
+    ptx::wgmma_m64n32k16_kmajor(acc, packed[4 * s], packed[4 * s + 1], packed[4 * s + 2], packed[4 * s + 3],
+                                ptx::matrix_descriptor<16, 1024, ptx::Swizzle::k128>(at), s != 0);
   }
 }
 
 // acc = rhs * T'^T, both terms of T'.
-__device__ __forceinline__ void apply_inverse(float (&acc)[16], const uint32_t (&rhs)[8], uint32_t stage) {
+__device__ __forceinline__ void apply_inverse(float (&acc)[16], const uint32_t (&rhs)[8], uint32_t stage16) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    const uint64_t b = ptx::matrix_descriptor(stage + Stage::kSolve + s * 32, 16, 1024, ptx::Swizzle::k128);
+    const uint32_t at = stage16 + ((Stage::kSolve + s * 32) >> 4);
     const int a = 4 * (s & 1);
-    ptx::wgmma_m64n32k16_kmajor(acc, rhs[a], rhs[a + 1], rhs[a + 2], rhs[a + 3], b, s != 0);
+    ptx::wgmma_m64n32k16_kmajor(acc, rhs[a], rhs[a + 1], rhs[a + 2], rhs[a + 3],
+                                ptx::matrix_descriptor<16, 1024, ptx::Swizzle::k128>(at), s != 0);
   }
 }
 
 // out += U M^T.
-__device__ __forceinline__ void add_scores(float (&out)[16], const uint32_t (&u)[8], uint32_t stage) {
+__device__ __forceinline__ void add_scores(float (&out)[16], const uint32_t (&u)[8], uint32_t stage16) {
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
-    const uint64_t b = ptx::matrix_descriptor(stage + Stage::kScores + s * 32, 16, 512, ptx::Swizzle::k64);
-    ptx::wgmma_m64n32k16_kmajor(out, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3], b, 1);
+    const uint32_t at = stage16 + ((Stage::kScores + s * 32) >> 4);
+    ptx::wgmma_m64n32k16_kmajor(out, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3],
+                                ptx::matrix_descriptor<16, 512, ptx::Swizzle::k64>(at), 1);
   }
 }
 
 // state += U K^, both terms.
-__device__ __forceinline__ void update_state(float (&state)[64], const uint32_t (&u)[8], uint32_t stage) {
+__device__ __forceinline__ void update_state(float (&state)[64], const uint32_t (&u)[8], uint32_t stage16) {
 #pragma unroll
   for (int term = 0; term < 2; ++term) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const uint32_t at = stage + (term == 0 ? Stage::kUpdateHigh : Stage::kUpdateLow) + s * 2048;
-      const uint64_t b = ptx::matrix_descriptor(at, Stage::kHalf, 1024, ptx::Swizzle::k128);
-      ptx::wgmma_m64n128k16_nmajor(state, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3], b, 1);
+      const uint32_t at = stage16 + (((term == 0 ? Stage::kUpdateHigh : Stage::kUpdateLow) + s * 2048) >> 4);
+      ptx::wgmma_m64n128k16_nmajor(state, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3],
+                                   ptx::matrix_descriptor<Stage::kHalf, 1024, ptx::Swizzle::k128>(at), 1);
     }
   }
 }

@@ -31,20 +31,21 @@ __device__ __forceinline__ int64_t output_row(const Params& p, int64_t row) {
 
 __device__ __forceinline__ uint16_t bf16_bits(float x) { return static_cast<uint16_t>(ptx::pack_bf16(x, 0.0f)); }
 
-// `state` holds S in true units on return; `value_row` is this warp's first value row.
+// `memory` holds the accumulators, on return S in true units; `value_row` is this warp's first value row.
+// Not inlined, so that it costs the chain neither registers nor instruction cache.
 template <class C>
-__device__ __forceinline__ void run_slow_path(const Params& p, const Work& work, const Item& item, int first,
-                                              float (&state)[64], const RowScales& rows, int value_row,
-                                              const ConsumerLane& me) {
+__device__ __noinline__ void run_slow_path(const Params& p, const Work& work, const Item& item, int first,
+                                           float* memory, float inverse0, float inverse1, int value_row, int thread) {
   using GateT = typename C::GateT;
+  const ConsumerLane me(thread);
+  float state[64];
 #pragma unroll
-  for (int i = 0; i < 64; ++i) state[i] *= rows.inverse[(i >> 1) & 1];
+  for (int i = 0; i < 64; ++i) state[i] = memory[i] * (((i >> 1) & 1) == 0 ? inverse0 : inverse1);
   const int query_head = work.head / (p.value_heads / p.heads);
   const float bound = p.lower_bound * kLog2e;
-  const float factor =
-      C::kGate == Gate::kPlain
-          ? 0.0f
-          : gate_factor<C::kGate>(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
+  const float factor = C::kGate == Gate::kPlain
+                           ? 0.0f
+                           : gate_factor(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
   for (int t = 0; t < item.count; ++t) {
     const int64_t token = item.first + t;
     const int64_t q_at = row_offset(p.q_rows, work, token, query_head) + 2 * me.c;
@@ -63,8 +64,8 @@ __device__ __forceinline__ void run_slow_path(const Params& p, const Work& work,
       if (C::kGate != Gate::kPlain && p.dt_bias != nullptr)
         bias =
             *reinterpret_cast<const float2*>(p.dt_bias + static_cast<int64_t>(work.head) * kDim + 8 * n + 2 * me.c);
-      const float d0 = ptx::exp2_approx(log_decay<C::kGate>(gate.x, bias.x, factor, bound));
-      const float d1 = ptx::exp2_approx(log_decay<C::kGate>(gate.y, bias.y, factor, bound));
+      const float d0 = ptx::exp2_approx(add_log_decay<C::kGate>(0.0f, gate.x, bias.x, factor, bound));
+      const float d1 = ptx::exp2_approx(add_log_decay<C::kGate>(0.0f, gate.y, bias.y, factor, bound));
       kk = fmaf(k.x, k.x, fmaf(k.y, k.y, kk));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -106,6 +107,8 @@ __device__ __forceinline__ void run_slow_path(const Params& p, const Work& work,
       }
     }
   }
+#pragma unroll
+  for (int i = 0; i < 64; ++i) memory[i] = state[i];
 }
 
 }  // namespace kda::cuda::prefill_fused

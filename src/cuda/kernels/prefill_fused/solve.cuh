@@ -5,7 +5,7 @@
 // later tokens, not even as 0 * NaN (H-9).
 #pragma once
 
-#include "cuda/kernels/prefill_fused/prepare_operands.cuh"
+#include "cuda/kernels/prefill_fused/prepare_anchored.cuh"
 
 namespace kda::cuda::prefill_fused {
 
@@ -34,6 +34,7 @@ __device__ __forceinline__ void put_query_score(uint32_t stage, int i, int j, fl
 }
 
 // Sums the partial scores; each warp takes one diagonal quad and one off-diagonal quad.
+template <Diagonal kDiagonal>
 __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_scratch, uint32_t area, uint32_t stage,
                                               const ProducerLane& me) {
   const int block = me.warp >> 1;
@@ -42,35 +43,33 @@ __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_sc
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int column_a = (e << 2) | me.c;  // token a of lane position 2c + e
-    int i = me.token_b, j = column_a;
-    bool keep = true;
-    if ((me.warp & 1) != 0) {  // levels 4, 2, 1
-      const int differ = me.token_a ^ column_a;
-      const int level = (differ & 4) != 0 ? 4 : ((differ & 2) != 0 ? 2 : 1);
-      const bool use_a = (me.token_a & level) != 0;
-      i = use_a ? me.token_a : me.token_b;
-      j = use_a ? column_a : 15 - column_a;
-      keep = differ != 0;
-    }
-    if (keep) {
-      put_key_score(area, 16 * block + i, 16 * block + j, diagonal[e]);
-      put_query_score(stage, 16 * block + i, 16 * block + j, diagonal[2 + e]);
+    const bool lower = (me.warp & 1) != 0;
+    const bool use_a = lower && me.token_a > column_a;
+    const int i = 16 * block + (use_a ? me.token_a : me.token_b);
+    const int j = 16 * block + (lower && !use_a ? 15 - column_a : column_a);
+    if (!lower || me.token_a != column_a) {
+      put_key_score(area, i, j, diagonal[e]);
+      put_query_score(stage, i, j, diagonal[2 + e]);
+    } else if (kDiagonal == Diagonal::kAnchored) {
+      put_query_score(stage, 16 * block + me.token_a, 16 * block + me.token_a, diagonal[e]);
+      put_query_score(stage, 16 * block + me.token_b, 16 * block + me.token_b, diagonal[2 + e]);
     }
   }
   const float4 cross_sum = sum_quad(group_scratch, 4 + me.warp, me.lane);
   const float cross[4] = {cross_sum.x, cross_sum.y, cross_sum.z, cross_sum.w};
+  const float unscale = kDiagonal == Diagonal::kAnchored ? ptx::reciprocal_approx(anchor_scale(p)) : 1.0f;
+  const int i = 16 + (me.warp < 2 ? me.token_a : me.token_b);
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const int i = 16 + (n < 2 ? me.token_a : me.token_b);
-    const int column_a = ((n & 1) << 2) | me.c;
+  for (int e = 0; e < 2; ++e) {
+    const int column_a = (e << 2) | me.c;
     const int j = (me.warp & 1) == 0 ? column_a : 15 - column_a;
-    if (me.warp < 2) put_key_score(area, i, j, cross[n]);
-    else put_query_score(stage, i, j, cross[n]);
+    put_key_score(area, i, j, cross[e] * unscale);
+    put_query_score(stage, i, j, cross[2 + e] * unscale);
   }
-  if (me.warp == 0) {  // M's diagonal: no decay
-    const int i = me.lane;
-    const float scale = norm_factor(p, load_sum(area, kSumQ, i)) * norm_factor(p, load_sum(area, kSumK, i));
-    put_query_score(stage, i, i, load_sum(area, kSumQK, i) * scale);
+  if (kDiagonal == Diagonal::kDyadic && me.warp == 0) {  // M's diagonal: no decay
+    const int t = me.lane;
+    const float scale = norm_factor(p, load_sum(area, kSumQ, t)) * norm_factor(p, load_sum(area, kSumK, t));
+    put_query_score(stage, t, t, load_sum(area, kSumQK, t) * scale);
   }
 }
 
