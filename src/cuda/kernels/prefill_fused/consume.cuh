@@ -127,7 +127,8 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
                                          int index, uint32_t stage, uint32_t full, uint32_t parity, uint32_t tile,
                                          int row, const ConsumerLane& me) {
   const Item item = item_of(work, index);
-  const uint32_t stage16 = __shfl_sync(0xffffffffu, stage >> 4, 0);
+  // Shared addresses carry the CTA's rank in their upper bits, which a descriptor has no room for.
+  const uint32_t stage16 = __shfl_sync(0xffffffffu, (stage & 0x3ffffu) >> 4, 0);
   uint32_t values[8];
   {
     uint32_t quad[4];

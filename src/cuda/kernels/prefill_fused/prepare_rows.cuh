@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t renew(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-__device__ __forceinline__ const char* renew(const char* x) {
+__device__ __forceinline__ uint64_t renew(uint64_t x) {
   asm volatile("" : "+l"(x));
   return x;
 }
@@ -68,16 +68,10 @@ struct RawRows {
   uint4 q[2][2], k[2][2];  // [block][token a, token b], 8 channels
 };
 
-// What a producer lane needs of a work: its own columns of the sequence's first token, its gate constants.
+// What a producer group keeps of its open work, in shared memory: byte addresses of the sequence's first token.
 struct Source {
-  const char* q = nullptr;
-  const char* k = nullptr;
-  const char* gate = nullptr;
-  const char* beta = nullptr;
-  float2 bias = {0.0f, 0.0f};
-  float factor = 0.0f;
-  int32_t items = 0;
-  int64_t length = 0;
+  static constexpr uint32_t kQ = 0, kK = 8, kGate = 16, kBeta = 24, kLength = 32,
+                            kFactor = 40;  // in GroupArea::kSource
 };
 
 __device__ __forceinline__ void load_pair(uint32_t& x, const void* base, int64_t element) {
@@ -105,45 +99,54 @@ __device__ __forceinline__ uint64_t step_bytes(uint32_t rows, uint32_t bytes) {
   return static_cast<uint64_t>(rows) * bytes;
 }
 
-// Not inlined: runs once a work, and would cost the item loop registers.
+// Opens a work for a group: all 128 threads; returns its items. Group barriers must separate it from readers of the
+// work before and of this one. Not inlined: runs once a work, and would cost the item loop registers.
 template <Gate kGate, class GateT>
-__device__ __noinline__ void open_source(Source* source, const Params& p, int64_t w, const uint16_t* order, int warp,
-                                         int lane) {
+__device__ __noinline__ int open_source(const Params& p, int64_t w, const uint16_t* order, uint32_t area, int index) {
   const Work work = load_work(p, w, order);
-  Source s;
-  s.items = work.items;
-  s.length = work.span.length;
-  if (work.items > 0) {
-    const int query_head = work.head / (p.value_heads / p.heads);
-    const int channel = 32 * warp + 8 * (lane & 3);
-    const int pair = 32 * warp + 2 * (lane & 15);
-    s.q = static_cast<const char*>(p.q) + 2 * (row_offset(p.q_rows, work, 0, query_head) + channel);
-    s.k = static_cast<const char*>(p.k) + 2 * (row_offset(p.k_rows, work, 0, query_head) + channel);
-    s.gate =
-        static_cast<const char*>(p.gate) +
-        static_cast<int64_t>(sizeof(GateT) / 2) * (row_offset(p.gate_rows, work, 16 * (lane >> 4), work.head) + pair);
-    s.beta = static_cast<const char*>(p.beta) +
-             (p.beta_type == Real::kF32 ? 4 : 2) * row_offset(p.beta_rows, work, lane, work.head);
-    if constexpr (kGate != Gate::kPlain) {
-      if (p.dt_bias != nullptr)
-        s.bias = *reinterpret_cast<const float2*>(p.dt_bias + static_cast<int64_t>(work.head) * kDim + pair);
-      s.factor = gate_factor(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
-    }
+  if (work.items == 0) return 0;
+  const int query_head = work.head / (p.value_heads / p.heads);
+  const uint32_t source = area + GroupArea::kSource;
+  if (index == 0) {
+    const auto bytes = [](const void* base, int64_t elements, int size) {
+      return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(base)) + static_cast<uint64_t>(elements * size);
+    };
+    ptx::store_shared(source + Source::kQ, bytes(p.q, row_offset(p.q_rows, work, 0, query_head), 2));
+    ptx::store_shared(source + Source::kK, bytes(p.k, row_offset(p.k_rows, work, 0, query_head), 2));
+    ptx::store_shared(source + Source::kGate,
+                      bytes(p.gate, row_offset(p.gate_rows, work, 0, work.head), sizeof(GateT) / 2));
+    ptx::store_shared(source + Source::kBeta,
+                      bytes(p.beta, row_offset(p.beta_rows, work, 0, work.head), p.beta_type == Real::kF32 ? 4 : 2));
+    ptx::store_shared(source + Source::kLength, static_cast<uint64_t>(work.span.length));
+    const float factor = gate_factor(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
+    ptx::store_shared(source + Source::kFactor, factor);
   }
-  *source = s;
+  const float bias = p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(work.head) * kDim + index] : 0.0f;
+  ptx::store_shared(area + GroupArea::kBias + index * 4, bias);
+  return work.items;
 }
 
-__device__ __forceinline__ int item_count(const Source& source, int index) {
-  return static_cast<int>(min(source.length - static_cast<int64_t>(index) * kChunk, static_cast<int64_t>(kChunk)));
+// Tokens of item `index`, at most kChunk (more than that or fewer than 1 at the ends never matter).
+__device__ __forceinline__ int item_count(uint32_t area, int index) {
+  const int64_t length = static_cast<int64_t>(ptx::load_shared_u64(area + GroupArea::kSource + Source::kLength));
+  return static_cast<int>(min(length - static_cast<int64_t>(index) * kChunk, static_cast<int64_t>(kChunk)));
 }
 
-__device__ __forceinline__ void load_rows(RawRows& raw, const Params& p, const Source& source, int index,
+// Address of byte `column` of the item's first row in a tensor of the open work.
+__device__ __forceinline__ const char* source_row(uint32_t area, uint32_t tensor, int index, uint32_t step,
+                                                  uint32_t column) {
+  const uint64_t base = ptx::load_shared_u64(area + GroupArea::kSource + tensor);
+  return reinterpret_cast<const char*>(
+      renew(base + static_cast<uint64_t>(static_cast<uint32_t>(index) * kChunk) * step + column));
+}
+
+__device__ __forceinline__ void load_rows(RawRows& raw, const Params& p, uint32_t area, int index, int count,
                                           const ProducerLane& me) {
   const uint32_t q_step = 2 * static_cast<uint32_t>(p.q_rows.token);
   const uint32_t k_step = 2 * static_cast<uint32_t>(p.k_rows.token);
-  const int count = item_count(source, index);
-  const char* q = renew(source.q + static_cast<int64_t>(index) * kChunk * q_step);
-  const char* k = renew(source.k + static_cast<int64_t>(index) * kChunk * k_step);
+  const uint32_t column = 2 * (32 * me.warp + 8 * me.c);
+  const char* q = source_row(area, Source::kQ, index, q_step, column);
+  const char* k = source_row(area, Source::kK, index, k_step, column);
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
 #pragma unroll
@@ -156,26 +159,27 @@ __device__ __forceinline__ void load_rows(RawRows& raw, const Params& p, const S
   }
 }
 
-// Asks the L2 for the rows of a later item: lane = token, warp = tensor.
+// Asks the L2 for this warp's columns of a later item of the open work: lane = token.
 template <class GateT>
-__device__ __forceinline__ void prefetch_rows(const Params& p, const Source& source, int index,
-                                              const ProducerLane& me) {
-  if (me.warp == 3 || index >= source.items) return;
-  const char* base = me.warp == 0 ? source.q : (me.warp == 1 ? source.k : source.gate);
-  const int64_t step = me.warp == 0 ? p.q_rows.token : (me.warp == 1 ? p.k_rows.token : p.gate_rows.token);
-  const uint32_t width = me.warp == 2 ? static_cast<uint32_t>(sizeof(GateT) / 2) : 2u;
-  // Back from this lane's own columns (and block, for the gate) to the start of the row.
-  const int column = me.warp == 2 ? 32 * me.warp + 2 * (me.lane & 15) : 32 * me.warp + 8 * me.c;
-  const int row = me.warp == 2 ? me.lane - 16 * (me.lane >> 4) : me.lane;
-  if (me.lane < item_count(source, index))
-    ptx::prefetch_to_l2(base + ((static_cast<int64_t>(index) * kChunk + row) * step - column) * width, 128 * width);
+__device__ __forceinline__ void prefetch_rows(const Params& p, uint32_t area, int index, const ProducerLane& me) {
+  if (me.lane >= item_count(area, index)) return;
+  const uint32_t q_step = 2 * static_cast<uint32_t>(p.q_rows.token);
+  const uint32_t k_step = 2 * static_cast<uint32_t>(p.k_rows.token);
+  const uint32_t size = static_cast<uint32_t>(sizeof(GateT) / 2);
+  const uint32_t gate_step = size * static_cast<uint32_t>(p.gate_rows.token);
+  const uint32_t column = 32 * me.warp;
+  ptx::prefetch_to_l2(source_row(area, Source::kQ, index, q_step, 2 * column) + step_bytes(me.lane, q_step));
+  ptx::prefetch_to_l2(source_row(area, Source::kK, index, k_step, 2 * column) + step_bytes(me.lane, k_step));
+  ptx::prefetch_to_l2(source_row(area, Source::kGate, index, gate_step, size * column) +
+                      step_bytes(me.lane, gate_step));
 }
 
-__device__ __forceinline__ float load_beta_logit(const Params& p, const Source& source, int index) {
-  const int64_t at = static_cast<int64_t>(index) * kChunk * p.beta_rows.token;
-  return p.beta_type == Real::kF32
-             ? reinterpret_cast<const float*>(source.beta)[at]
-             : __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(source.beta)[at]) << 16);
+__device__ __forceinline__ float load_beta_logit(const Params& p, uint32_t area, int index, int lane) {
+  const bool is_wide = p.beta_type == Real::kF32;
+  const uint64_t base = ptx::load_shared_u64(area + GroupArea::kSource + Source::kBeta);
+  const int64_t at = (static_cast<int64_t>(index) * kChunk + lane) * p.beta_rows.token;
+  return is_wide ? reinterpret_cast<const float*>(base)[at]
+                 : __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(base)[at]) << 16);
 }
 
 constexpr int kGateBatch = 4;  // tokens
@@ -191,13 +195,17 @@ __device__ __forceinline__ void load_gates(GateT (&raw)[kGateBatch], const char*
 
 // Block-local inclusive prefix sums of log2-decays to this warp's scratch (H-3c).
 template <Gate kGate, class GateT>
-__device__ __forceinline__ void write_prefix_sums(const Params& p, const Source& source, int index,
+__device__ __forceinline__ void write_prefix_sums(const Params& p, uint32_t area, int index, int count,
                                                   const ProducerLane& me, uint32_t scratch) {
   const int first = (me.lane >> 4) * 16;
   const int pair = me.lane & 15;
-  const uint32_t step = static_cast<uint32_t>(sizeof(GateT) / 2) * static_cast<uint32_t>(p.gate_rows.token);
-  const char* gate = source.gate + static_cast<int64_t>(index) * kChunk * step;
-  int left = item_count(source, index) - first;
+  const uint32_t size = static_cast<uint32_t>(sizeof(GateT) / 2);
+  const uint32_t step = size * static_cast<uint32_t>(p.gate_rows.token);
+  const char* gate =
+      source_row(area, Source::kGate, index, step, size * (32 * me.warp + 2 * pair)) + step_bytes(first, step);
+  const float2 bias = ptx::load_shared_f2(area + GroupArea::kBias + (32 * me.warp + 2 * pair) * 4);
+  const float factor = ptx::load_shared_f1(area + GroupArea::kSource + Source::kFactor);
+  int left = count - first;
   // prefix_offset(first + t, pair / 2): the swizzle changes with every batch of four tokens.
   uint32_t at = scratch + first * 128 + (pair >> 1) * 16 + (pair & 1) * 8;
   const float bound = p.lower_bound * kLog2e;
@@ -214,8 +222,8 @@ __device__ __forceinline__ void write_prefix_sums(const Params& p, const Source&
 #pragma unroll
     for (int t = 0; t < kGateBatch; ++t) {
       const float2 x = widen_pair(raw[t]);
-      sum0 = add_log_decay<kGate>(sum0, x.x, source.bias.x, source.factor, bound);
-      sum1 = add_log_decay<kGate>(sum1, x.y, source.bias.y, source.factor, bound);
+      sum0 = add_log_decay<kGate>(sum0, x.x, bias.x, factor, bound);
+      sum1 = add_log_decay<kGate>(sum1, x.y, bias.y, factor, bound);
       ptx::store_shared(at + t * 128, float2{sum0, sum1});
     }
     at = (at + 512) ^ 16;

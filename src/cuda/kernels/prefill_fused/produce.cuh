@@ -17,25 +17,25 @@ struct Schedule {
 
 // The items of this cluster's works, one after another; a group takes every fourth.
 struct Cursor {
-  Source source;
   int64_t next_work = 0;
-  int index = 0;  // item of the work
-  bool valid = true;
+  int items = 0;  // of the open work
+  int index = 0;  // item of the open work
 
+  // Moves on to the work that holds `index`; false past the last work.
   template <class C>
-  __device__ __forceinline__ void settle(const Params& p, const Schedule& schedule, const ProducerLane& me) {
-    while (index >= source.items) {
-      index -= source.items;
-      if (next_work >= schedule.works) {
-        valid = false;
-        source.length = 0;
-        return;
-      }
-      Source opened;
-      open_source<C::kGate, typename C::GateT>(&opened, p, next_work, schedule.order, me.warp, me.lane);
-      source = opened;
+  __device__ __forceinline__ bool settle(const Params& p, const Schedule& schedule, uint32_t area,
+                                         const ProducerLane& me) {
+    if (index < items) return true;
+    do {
+      index -= items;
+      items = 0;
+      if (next_work >= schedule.works) return false;
+      ptx::named_barrier(1 + me.group, 128);
+      items = open_source<C::kGate, typename C::GateT>(p, next_work, schedule.order, area, me.index());
       next_work += schedule.step;
-    }
+    } while (index >= items);
+    ptx::named_barrier(1 + me.group, 128);
+    return true;
   }
 };
 
@@ -47,19 +47,19 @@ struct Config {
 };
 
 template <class C>
-__device__ __forceinline__ void prepare_item(const Params& p, const Source& source, int index, const ProducerLane& me,
-                                             uint32_t scratch, uint32_t area, uint32_t stage, uint32_t empty,
-                                             uint32_t parity) {
+__device__ __forceinline__ void prepare_item(const Params& p, int index, const ProducerLane& me, uint32_t scratch,
+                                             uint32_t area, uint32_t stage, uint32_t empty, uint32_t parity) {
   using GateT = typename C::GateT;
+  const int count = item_count(area, index);
   RawRows raw;
-  load_rows(raw, p, source, index, me);
+  load_rows(raw, p, area, index, count, me);
   float beta = 0.0f;
-  const bool has_beta = me.warp == 0 && me.lane < item_count(source, index);
-  if (has_beta) beta = load_beta_logit(p, source, index);
-  prefetch_rows<GateT>(p, source, index + kStages, me);
-  write_prefix_sums<C::kGate, GateT>(p, source, index, me, scratch);
+  const bool has_beta = me.warp == 0 && me.lane < count;
+  if (has_beta) beta = load_beta_logit(p, area, index, me.lane);
+  write_prefix_sums<C::kGate, GateT>(p, area, index, count, me, scratch);
   write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3>(raw, me, area);
   if (me.warp == 0) ptx::store_shared(area + GroupArea::kBeta + me.lane * 4, has_beta ? beta_value(p, beta) : 0.0f);
+  prefetch_rows<GateT>(p, area, index + kStages, me);
   ptx::named_barrier(1 + me.group, 128);
   ptx::mbarrier_wait(empty, parity);
 
@@ -103,11 +103,9 @@ __device__ __forceinline__ void produce(const Params& p, const Schedule& schedul
   Cursor cursor;
   cursor.next_work = schedule.first_work;
   cursor.index = number;
-  cursor.settle<C>(p, schedule, me);
   uint32_t parity = 1;  // the first wait for an empty stage passes at once
-  while (cursor.valid) {
-    prepare_item<C>(p, cursor.source, cursor.index, renew(me), renew(scratch), renew(area), renew(stage), empty,
-                    parity);
+  while (cursor.settle<C>(p, schedule, area, me)) {
+    prepare_item<C>(p, cursor.index, renew(me), renew(scratch), renew(area), renew(stage), empty, parity);
     solve_item<C::kDiagonal>(p, renew(me), renew(group_scratch), renew(area), renew(stage));
     ptx::fence_async_proxy();
     ptx::named_barrier(1 + group, 128);
@@ -118,7 +116,6 @@ __device__ __forceinline__ void produce(const Params& p, const Schedule& schedul
     }
     parity ^= 1;
     cursor.index += kStages;
-    cursor.settle<C>(p, schedule, me);
   }
 }
 

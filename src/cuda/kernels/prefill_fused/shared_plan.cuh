@@ -40,7 +40,7 @@ struct Shared {
   static constexpr uint32_t kValues = kStage + kStages * Stage::kStride;  // 4 warps x 4 tiles x 1 KB
   static constexpr uint32_t kScratch = kValues + 16384;                   // 2 groups x 16 KB
   static constexpr uint32_t kGroup = kScratch + kProducerGroups * 16384;  // 2 groups x GroupArea
-  static constexpr uint32_t kGroupBytes = 6400;
+  static constexpr uint32_t kGroupBytes = 7168;
   static constexpr uint32_t kBarriers = kGroup + kProducerGroups * kGroupBytes;  // full[4], empty[4]
   static constexpr uint32_t kOrder = kBarriers + 64;                             // sequences, longest first
   static constexpr int kMaxOrdered = 512;
@@ -53,6 +53,8 @@ struct GroupArea {
   static constexpr uint32_t kBeta = 1536;    // [32] fp32
   static constexpr uint32_t kSystem = 1664;  // beta_i A_ij [32][36] fp32
   static constexpr int kPitch = 36;
+  static constexpr uint32_t kSource = 6272;  // the open work: see Source in prepare_rows.cuh
+  static constexpr uint32_t kBias = 6400;    // [128] fp32
   // In the scratch, once the partial scores are summed:
   static constexpr uint32_t kInverse = 0;     // T [32][36] fp32
   static constexpr uint32_t kProduct = 4608;  // D [16][20] fp32
