@@ -61,22 +61,42 @@ __device__ __forceinline__ void store_state(const float (&state)[64], const RowS
   }
 }
 
-// Copies the value tile of an item: lane pairs take the two 16-byte halves of a token row; rows past the end are
-// zero.
-__device__ __forceinline__ void fetch_values(const Params& p, const Work& work, int index, uint32_t tiles, int row,
-                                             const ConsumerLane& me) {
-  if (index < work.items) {
-    const Item item = item_of(work, index);
-    const uint32_t tile = tiles + (index & 3) * 1024;
-    const uint16_t* base =
-        static_cast<const uint16_t*>(p.v) + row_offset(p.v_rows, work, item.first, work.head) + row;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int token = 16 * j + (me.lane >> 1), half = me.lane & 1;
-      const bool valid = token < item.count;
-      const uint16_t* source = base + (valid ? token * p.v_rows.token + 8 * half : 0);
-      ptx::copy_async_16(tile + tile_offset(token, half), source, valid ? 16 : 0);
-    }
+// What the item loop keeps of a work: this lane's next values to fetch and next outputs to store (token row lane / 2,
+// 16-byte half lane % 2), and how many rows the last item has.
+struct RowCursor {
+  const char* values;
+  char* out;
+  uint32_t value_step, out_step;  // bytes of a token row
+  int items, tail;
+};
+
+__device__ __forceinline__ int item_rows(const RowCursor& rows, int index) {
+  return index + 1 < rows.items ? kChunk : (index + 1 == rows.items ? rows.tail : 0);
+}
+
+__device__ __forceinline__ RowCursor row_cursor(const Params& p, const Work& work, int row, const ConsumerLane& me) {
+  RowCursor rows;
+  const int64_t v = row_offset(p.v_rows, work, me.lane >> 1, work.head) + row + 8 * (me.lane & 1);
+  const int64_t out = row_offset(p.out_rows, work, me.lane >> 1, work.head) + row + 8 * (me.lane & 1);
+  rows.values = static_cast<const char*>(p.v) + 2 * v;
+  rows.out = static_cast<char*>(p.out) + 2 * out;
+  rows.value_step = 2 * static_cast<uint32_t>(p.v_rows.token);
+  rows.out_step = 2 * static_cast<uint32_t>(p.out_rows.token);
+  rows.items = work.items;
+  rows.tail = static_cast<int>(work.span.length - static_cast<int64_t>(work.items - 1) * kChunk);
+  return rows;
+}
+
+// Copies the value tile of item `index`, the next one in order; rows past the end become zero.
+__device__ __forceinline__ void fetch_values(RowCursor& rows, int index, uint32_t tiles, const ConsumerLane& me) {
+  const int count = item_rows(rows, index);
+  if (count > 0) {
+    const uint32_t target = tiles + (index & 3) * 1024 + tile_offset(me.lane >> 1, me.lane & 1);
+    const bool first = (me.lane >> 1) < count, second = (me.lane >> 1) + 16 < count;
+    ptx::copy_async_16(target, first ? rows.values : nullptr, first ? 16 : 0);
+    ptx::copy_async_16(target + 512, second ? rows.values + step_bytes(16, rows.value_step) : nullptr,
+                       second ? 16 : 0);
+    rows.values += step_bytes(kChunk, rows.value_step);
   }
   ptx::copy_async_commit();
 }
@@ -87,10 +107,21 @@ __device__ __forceinline__ uint32_t fragment_address(uint32_t tile, int j, const
   return tile + tile_offset(16 * j + 8 * (matrix >> 1) + (me.lane & 7), matrix & 1);
 }
 
-__device__ __forceinline__ void store_output(const float (&out)[16], const RowScales& rows, const Params& p,
-                                             const Work& work, const Item& item, int limit, uint32_t tile, int row,
-                                             const ConsumerLane& me) {
-  const float factor[2] = {rows.inverse[0], rows.inverse[1]};
+// Output rows through the list of R-41; not inlined, rare.
+__device__ __noinline__ void store_listed_rows(const Params& p, const Work& work, int64_t first, int limit,
+                                               uint32_t tile, int row, int lane) {
+  for (int token = lane >> 1; token < limit; token += 16) {
+    const uint4 x = ptx::load_shared_u4(tile + tile_offset(token, lane & 1));
+    const int64_t target = output_row(p, work.span.begin + first + token);
+    const int64_t at = work.span.batch * p.out_rows.batch + target * p.out_rows.token + work.head * p.out_rows.head;
+    if (target >= 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + at + row + 8 * (lane & 1)) = x;
+  }
+}
+
+__device__ __forceinline__ void store_output(const float (&out)[16], const RowScales& scales, const Params& p,
+                                             const Work& work, RowCursor& rows, int index, int limit, uint32_t tile,
+                                             int row, const ConsumerLane& me) {
+  const float factor[2] = {scales.inverse[0], scales.inverse[1]};
   uint32_t packed[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
@@ -100,16 +131,15 @@ __device__ __forceinline__ void store_output(const float (&out)[16], const RowSc
     ptx::store_matrix_x4_trans(fragment_address(tile, j, me), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
                                packed[4 * j + 3]);
   __syncwarp();
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int token = 16 * j + (me.lane >> 1), half = me.lane & 1;
-    const uint4 x = ptx::load_shared_u4(tile + tile_offset(token, half));
-    if (token < limit) {
-      const int64_t target = output_row(p, work.span.begin + item.first + token);
-      const int64_t at = work.span.batch * p.out_rows.batch + target * p.out_rows.token + work.head * p.out_rows.head;
-      if (target >= 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + at + row + 8 * half) = x;
-    }
+  if (p.out_row_of.data == nullptr) {
+    const uint32_t source = tile + tile_offset(me.lane >> 1, me.lane & 1);
+    const uint4 x = ptx::load_shared_u4(source), y = ptx::load_shared_u4(source + 512);
+    if ((me.lane >> 1) < limit) *reinterpret_cast<uint4*>(rows.out) = x;
+    if ((me.lane >> 1) + 16 < limit) *reinterpret_cast<uint4*>(rows.out + step_bytes(16, rows.out_step)) = y;
+  } else {
+    store_listed_rows(p, work, static_cast<int64_t>(index) * kChunk, limit, tile, row, me.lane);
   }
+  rows.out += step_bytes(kChunk, rows.out_step);
 }
 
 __device__ inline void clear_output(const Params& p, const Work& work, int row, const ConsumerLane& me) {
@@ -124,9 +154,9 @@ __device__ inline void clear_output(const Params& p, const Work& work, int row, 
 // One item: see recurrence.cuh. `row` is the warp's first value row.
 template <class C>
 __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, const Params& p, const Work& work,
-                                         int index, uint32_t stage, uint32_t full, uint32_t parity, uint32_t tile,
-                                         int row, const ConsumerLane& me) {
-  const Item item = item_of(work, index);
+                                         RowCursor& cursor, int index, uint32_t stage, uint32_t full, uint32_t parity,
+                                         uint32_t tile, int row, const ConsumerLane& me) {
+  const int count = item_rows(cursor, index);
   // Shared addresses carry the CTA's rank in their upper bits, which a descriptor has no room for.
   const uint32_t stage16 = __shfl_sync(0xffffffffu, (stage & 0x3ffffu) >> 4, 0);
   uint32_t values[8];
@@ -184,15 +214,16 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
     limit = min(limit, first_over_limit(u, me));
     clear_from(u, limit, me);
   }
-  const RowScales item_rows = rows;
+  const RowScales scales_of_item = rows;
   uint32_t u_out[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) u_out[i] = u[i];
-  if (limit < item.count) {
+  if (limit < count) {
     float memory[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) memory[i] = state[i];
-    run_slow_path<C>(p, work, item, limit, memory, rows.inverse[0], rows.inverse[1], row, threadIdx.x);
+    run_slow_path<C>(p, work, item_of(work, index), limit, memory, rows.inverse[0], rows.inverse[1], row,
+                     threadIdx.x);
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] = memory[i];
     rows = RowScales();
@@ -207,21 +238,23 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
   ptx::wgmma_commit();
   ptx::wgmma_wait<1>();
   ptx::pin_registers(out);
-  store_output(out, item_rows, p, work, item, min(limit, item.count), tile, row, me);
+  store_output(out, scales_of_item, p, work, cursor, index, min(limit, count), tile, row, me);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(state);
 }
 
 template <class C>
-__device__ __forceinline__ void consume(const Params& p, const Schedule& schedule, uint32_t shared, uint32_t rank) {
+__device__ __forceinline__ void consume(const Params& p, uint32_t shared, uint32_t rank) {
   const ConsumerLane me(threadIdx.x);
   const int row = static_cast<int>(rank) * kRowsPerCta + 16 * me.warp;
   const uint32_t tiles = shared + Shared::kValues + me.warp * 4096;
   const uint32_t barriers = shared + Shared::kBarriers;
+  const uint16_t* order = sequence_order(p, shared);
+  const int64_t works = p.sequences * p.value_heads;
   uint32_t number = 0;  // items of this cluster so far
   float state[64];
-  for (int64_t w = schedule.first_work; w < schedule.works; w += schedule.step) {
-    const Work work = load_work(p, w, schedule.order);
+  for (int64_t w = blockIdx.x / kClusterSize; w < works; w += gridDim.x / kClusterSize) {
+    const Work work = load_work(p, w, order);
     if (work.sequence < 0) continue;
     if (!work.is_active) {
       clear_output(p, work, row, me);
@@ -229,18 +262,19 @@ __device__ __forceinline__ void consume(const Params& p, const Schedule& schedul
     }
     const Slots slots = sequence_slots(p, work.sequence);
     RowScales rows;
+    RowCursor cursor = row_cursor(p, work, row, me);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 3; ++i) fetch_values(p, work, i, tiles, row, me);
+    for (int i = 0; i < 3; ++i) fetch_values(cursor, i, tiles, me);
     load_state(state, p, work, slots, row, me);
     for (int index = 0; index < work.items; ++index, ++number) {
       __syncwarp();
-      fetch_values(p, work, index + 3, tiles, row, me);
+      fetch_values(cursor, index + 3, tiles, me);
       ptx::copy_async_wait<3>();
       __syncwarp();
       const uint32_t slot = number & 3;
-      run_item<C>(state, rows, p, work, index, shared + Shared::kStage + slot * Stage::kStride, barriers + slot * 8,
-                  (number >> 2) & 1, tiles + (index & 3) * 1024, row, me);
+      run_item<C>(state, rows, p, work, cursor, index, shared + Shared::kStage + slot * Stage::kStride,
+                  barriers + slot * 8, (number >> 2) & 1, tiles + (index & 3) * 1024, row, me);
       if (me.lane == 0)
         ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(barriers + (kStages + slot) * 8, slot % kClusterSize));
     }

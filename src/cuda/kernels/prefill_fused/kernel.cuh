@@ -40,17 +40,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   const uint32_t rank = ptx::cluster_rank();
   const int warpgroup = static_cast<int>(threadIdx.x) >> 7;
 
-  Schedule schedule;
-  schedule.first_work = blockIdx.x / kClusterSize;
-  schedule.step = gridDim.x / kClusterSize;
-  schedule.works = p.sequences * p.value_heads;
-  schedule.order = nullptr;
-  const bool has_lengths = p.cu_seqlens.data != nullptr || p.begin.data != nullptr;
-  if (has_lengths && p.sequences > 1 && p.sequences <= Shared::kMaxOrdered) {
-    uint16_t* order = reinterpret_cast<uint16_t*>(s_memory + Shared::kOrder);
-    order_sequences(p, order);
-    schedule.order = order;
-  }
+  if (has_order(p)) order_sequences(p, reinterpret_cast<uint16_t*>(s_memory + Shared::kOrder));
   // The upper triangles of T' and M are zero and stay so; everything else of a stage is written before it is read.
   for (uint32_t i = threadIdx.x; i < kStages * (Stage::kDecay - Stage::kSolve) / 16; i += kThreads) {
     const uint32_t per_stage = (Stage::kDecay - Stage::kSolve) / 16;
@@ -71,10 +61,10 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
 
   if (warpgroup == 0) {
     ptx::set_max_registers_up<kConsumerRegisters>();
-    consume<C>(p, schedule, shared, rank);
+    consume<C>(p, shared, rank);
   } else {
     ptx::set_max_registers_down<kProducerRegisters>();
-    produce<C>(p, schedule, shared, warpgroup - 1, rank);
+    produce<C>(p, shared);
   }
   // A CTA's shared memory must outlive its partner's copies and arrivals.
   ptx::cluster_arrive();

@@ -137,17 +137,12 @@ __device__ __forceinline__ void build_anchored(const RawRows& raw, const Params&
   uint32_t row_a = scratch + prefix_offset(me.token_a, 2 * me.c);
   uint32_t row_b = scratch + prefix_offset(me.token_b, 2 * me.c);
   uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
-  uint32_t sums = area + GroupArea::kSums;
   uint4 q[2] = {raw.q[0][0], raw.q[0][1]}, k[2] = {raw.k[0][0], raw.k[0][1]};
   AnchoredScores scores;
   AnchoredEdges edges;
 #pragma unroll 1
   for (int block = 0; block < 2; ++block) {
-    Norms norms;
-    norms.qa = norm_factor(p, load_sum(sums - GroupArea::kSums, kSumQ, me.token_a));
-    norms.qb = norm_factor(p, load_sum(sums - GroupArea::kSums, kSumQ, me.token_b));
-    norms.ka = norm_factor(p, load_sum(sums - GroupArea::kSums, kSumK, me.token_a));
-    norms.kb = norm_factor(p, load_sum(sums - GroupArea::kSums, kSumK, me.token_b));
+    const Norms norms = load_norms(p, area, 16 * block, me);
     OperandRow out_a, out_b;
     const uint32_t own = block == 0 ? total0 : total1, other = block == 0 ? total1 : total0;
     anchored_step<0>(scores, edges, out_a, out_b, q, k, norms, row_a, row_b, own, other, scale, block);
@@ -160,7 +155,6 @@ __device__ __forceinline__ void build_anchored(const RawRows& raw, const Params&
     scores.top = scores.aa = scores.bb = Quad();
     q[0] = raw.q[1][0], q[1] = raw.q[1][1], k[0] = raw.k[1][0], k[1] = raw.k[1][1];
     row_a += 2048, row_b += 2048, at_a += 2048, at_b += 2048;
-    sums += 16 * 16;
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) write_quad(scores.cross[i], 4 + i, scratch, me.lane);

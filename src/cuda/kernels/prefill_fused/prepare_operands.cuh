@@ -50,8 +50,8 @@ __device__ __forceinline__ void load_prefix4(float (&x)[4], uint32_t address) {
   x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
 }
 
-// Addresses of prefix rows of this lane's channels (16-byte column 2c) in block 0; block 1 lies 2048 bytes on. The
-// swizzle only decides which half of 32 bytes k-step 0 is: a row with bit 2 set holds it second.
+// Addresses of prefix rows of this lane's channels (16-byte column 2c) in a block, 0 at first; block 1 lies 2048
+// bytes on. The swizzle only decides which half of 32 bytes k-step 0 is: a row with bit 2 set holds it second.
 struct PrefixView {
   uint32_t column;          // row 0 without swizzle
   uint32_t a, b;            // own rows
@@ -65,14 +65,17 @@ struct PrefixView {
     a1 = scratch + prefix_offset(me.token_a & ~1, 2 * me.c);
     b1 = scratch + prefix_offset(me.token_b & ~1, 2 * me.c);
   }
-  // Row `kRow` (0..31), k-step kStep.
+  __device__ void to_next_block() {
+    for (uint32_t* x : {&column, &a, &b, &a2, &b2, &a1, &b1}) *x += 2048;
+  }
+  // Row `kRow` of the block, k-step kStep.
   template <int kRow, int kStep>
   __device__ uint32_t fixed() const {
     return column + kRow * 128 + (kStep ^ ((kRow >> 2) & 1)) * 16;
   }
-  template <int kBlock, int kStep>
+  template <int kStep>
   __device__ static uint32_t at(uint32_t row) {
-    return (kStep == 0 ? row : row ^ 16) + kBlock * 2048;
+    return kStep == 0 ? row : row ^ 16;
   }
 };
 
@@ -109,19 +112,18 @@ struct Levels {
   Quad a4, b4, a2, b2, a1, b1;
 };
 
-template <int kBlock, int kStep>
+template <int kStep>
 __device__ __forceinline__ void accumulate_diagonal(Quad& top, Levels& levels, const Step& s,
                                                     const PrefixView& view) {
-  constexpr int kFirst = 16 * kBlock;
   float anchor[4], f[4];
-  load_prefix4(anchor, view.fixed<kFirst + 7, kStep>());
+  load_prefix4(anchor, view.fixed<7, kStep>());
   decays4(f, s.pa, anchor);
   const Packed columns = pack_product(s.ka, f);
   decays4(f, s.pb, anchor);
   multiply_rows(top, pack_product(s.kb, f), pack_product(s.qb, f), columns);
-  accumulate_level(levels.a4, levels.b4, s, view.fixed<kFirst + 3, kStep>(), view.fixed<kFirst + 11, kStep>());
-  accumulate_level(levels.a2, levels.b2, s, view.at<kBlock, kStep>(view.a2), view.at<kBlock, kStep>(view.b2));
-  accumulate_level(levels.a1, levels.b1, s, view.at<kBlock, kStep>(view.a1), view.at<kBlock, kStep>(view.b1));
+  accumulate_level(levels.a4, levels.b4, s, view.fixed<3, kStep>(), view.fixed<11, kStep>());
+  accumulate_level(levels.a2, levels.b2, s, view.at<kStep>(view.a2), view.at<kStep>(view.b2));
+  accumulate_level(levels.a1, levels.b1, s, view.at<kStep>(view.a1), view.at<kStep>(view.b1));
 }
 
 // Rows g, columns 2c + e (as lane positions): the highest bit in which their a tokens differ is the level; the row
@@ -163,17 +165,48 @@ __device__ __forceinline__ uint32_t operand_offset(int token, const ProducerLane
   return (me.warp >> 1) * Stage::kHalf + swizzle_128(token, (me.warp & 1) * 4 + me.c);
 }
 
-// Chunk-level operands of one token and k-step; `k_edge`, `q_edge`: what the off-diagonal block takes from it.
-template <int kBlock, int kStep>
+struct Norms {
+  float qa, qb, ka, kb;
+};
+
+template <int kStep>
+__device__ __forceinline__ void diagonal_step(Quad& top, Levels& levels, const uint4 (&q)[2], const uint4 (&k)[2],
+                                              const Norms& norms, const PrefixView& view) {
+  Step s;
+  unpack_scaled(s.qa, kStep == 0 ? q[0].x : q[0].z, kStep == 0 ? q[0].y : q[0].w, norms.qa);
+  unpack_scaled(s.qb, kStep == 0 ? q[1].x : q[1].z, kStep == 0 ? q[1].y : q[1].w, norms.qb);
+  unpack_scaled(s.ka, kStep == 0 ? k[0].x : k[0].z, kStep == 0 ? k[0].y : k[0].w, norms.ka);
+  unpack_scaled(s.kb, kStep == 0 ? k[1].x : k[1].z, kStep == 0 ? k[1].y : k[1].w, norms.kb);
+  load_prefix4(s.pa, view.at<kStep>(view.a));
+  load_prefix4(s.pb, view.at<kStep>(view.b));
+  accumulate_diagonal<kStep>(top, levels, s, view);
+}
+
+// Two quads of partial scores of a block.
+__device__ __forceinline__ void diagonal_scores(Quad& top, Quad& lower, const uint4 (&q)[2], const uint4 (&k)[2],
+                                                const Norms& norms, const PrefixView& view, const ProducerLane& me) {
+  Levels levels;
+  diagonal_step<0>(top, levels, q, k, norms, view);
+  diagonal_step<1>(top, levels, q, k, norms, view);
+  lower = merge_levels(levels, me);
+}
+
+// What the off-diagonal block takes from a block's tokens: column operands (block 0) or k rows (block 1).
+struct Edges {
+  Packed a[2], b[2];  // [k-step]
+};
+
+// Chunk-level operands of one token and k-step.
+template <int kStep>
 __device__ __forceinline__ void chunk_operands(OperandRow& row, Packed& k_edge, Packed& q_edge, const uint4& raw_q,
                                                const uint4& raw_k, float q_norm, float k_norm, uint32_t prefix_row,
-                                               const PrefixView& view) {
+                                               const PrefixView& view, uint32_t other_total, int block) {
   float q[4], k[4], prefix[4], own[4], other[4];
   unpack_scaled(q, kStep == 0 ? raw_q.x : raw_q.z, kStep == 0 ? raw_q.y : raw_q.w, q_norm);
   unpack_scaled(k, kStep == 0 ? raw_k.x : raw_k.z, kStep == 0 ? raw_k.y : raw_k.w, k_norm);
-  load_prefix4(prefix, view.at<kBlock, kStep>(prefix_row));
-  load_prefix4(own, view.fixed<16 * kBlock + 15, kStep>());
-  load_prefix4(other, view.fixed<16 * (1 - kBlock) + 15, kStep>());
+  load_prefix4(prefix, view.at<kStep>(prefix_row));
+  load_prefix4(own, view.fixed<15, kStep>());
+  load_prefix4(other, kStep == 0 ? other_total : other_total ^ 16);
   float key[4], query[4], update[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -183,7 +216,7 @@ __device__ __forceinline__ void chunk_operands(OperandRow& row, Packed& k_edge, 
     update[i] = k[i] * decay_between(own[i], prefix[i]);
     other[i] = ptx::exp2_approx(other[i]);
   }
-  if constexpr (kBlock == 0) {
+  if (block == 0) {
     k_edge = pack_four(update);
 #pragma unroll
     for (int i = 0; i < 4; ++i) update[i] *= other[i];
@@ -199,51 +232,6 @@ __device__ __forceinline__ void chunk_operands(OperandRow& row, Packed& k_edge, 
   row.key[kStep] = pack_four(key);
   row.query[kStep] = pack_four(query);
   pack_two_terms(update, row.high[kStep], row.low[kStep]);
-}
-
-struct Norms {
-  float qa, qb, ka, kb;
-};
-
-template <int kBlock, int kStep>
-__device__ __forceinline__ void diagonal_step(Quad& top, Levels& levels, const uint4 (&q)[2], const uint4 (&k)[2],
-                                              const Norms& norms, const PrefixView& view) {
-  Step s;
-  unpack_scaled(s.qa, kStep == 0 ? q[0].x : q[0].z, kStep == 0 ? q[0].y : q[0].w, norms.qa);
-  unpack_scaled(s.qb, kStep == 0 ? q[1].x : q[1].z, kStep == 0 ? q[1].y : q[1].w, norms.qb);
-  unpack_scaled(s.ka, kStep == 0 ? k[0].x : k[0].z, kStep == 0 ? k[0].y : k[0].w, norms.ka);
-  unpack_scaled(s.kb, kStep == 0 ? k[1].x : k[1].z, kStep == 0 ? k[1].y : k[1].w, norms.kb);
-  load_prefix4(s.pa, view.at<kBlock, kStep>(view.a));
-  load_prefix4(s.pb, view.at<kBlock, kStep>(view.b));
-  accumulate_diagonal<kBlock, kStep>(top, levels, s, view);
-}
-
-// What block 1 needs of block 0: column operands of the off-diagonal block.
-struct Edges {
-  Packed a[2], b[2];  // [k-step]
-};
-
-// Block kBlock of the item, two quads of partial scores.
-template <int kBlock>
-__device__ __forceinline__ void diagonal_scores(Quad& top, Quad& lower, const uint4 (&q)[2], const uint4 (&k)[2],
-                                                const Norms& norms, const PrefixView& view, const ProducerLane& me) {
-  Levels levels;
-  diagonal_step<kBlock, 0>(top, levels, q, k, norms, view);
-  diagonal_step<kBlock, 1>(top, levels, q, k, norms, view);
-  lower = merge_levels(levels, me);
-}
-
-template <int kBlock>
-__device__ __forceinline__ void block_operands(Edges& k_edges, Edges& q_edges, const uint4 (&q)[2],
-                                               const uint4 (&k)[2], const Norms& norms, const PrefixView& view,
-                                               uint32_t at_a, uint32_t at_b) {
-  OperandRow row;
-  chunk_operands<kBlock, 0>(row, k_edges.a[0], q_edges.a[0], q[0], k[0], norms.qa, norms.ka, view.a, view);
-  chunk_operands<kBlock, 1>(row, k_edges.a[1], q_edges.a[1], q[0], k[0], norms.qa, norms.ka, view.a, view);
-  store_operands(row, at_a + kBlock * 2048);
-  chunk_operands<kBlock, 0>(row, k_edges.b[0], q_edges.b[0], q[1], k[1], norms.qb, norms.kb, view.b, view);
-  chunk_operands<kBlock, 1>(row, k_edges.b[1], q_edges.b[1], q[1], k[1], norms.qb, norms.kb, view.b, view);
-  store_operands(row, at_b + kBlock * 2048);
 }
 
 __device__ __forceinline__ void cross_scores(Quad (&cross)[4], const Edges& columns, const Edges& k, const Edges& q) {
@@ -262,37 +250,46 @@ __device__ __forceinline__ void write_quad(const Quad& q, int quad, uint32_t scr
   ptx::store_shared(scratch + quad * 512 + lane * 16, float4{q.x[0], q.x[1], q.x[2], q.x[3]});
 }
 
+__device__ __forceinline__ Norms load_norms(const Params& p, uint32_t area, int first, const ProducerLane& me) {
+  Norms n;
+  n.qa = norm_factor(p, load_sum(area, kSumQ, first + me.token_a));
+  n.qb = norm_factor(p, load_sum(area, kSumQ, first + me.token_b));
+  n.ka = norm_factor(p, load_sum(area, kSumK, first + me.token_a));
+  n.kb = norm_factor(p, load_sum(area, kSumK, first + me.token_b));
+  return n;
+}
+
 // Both blocks of an item: operands to the stage, partial scores to the warp's scratch.
 __device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p, const ProducerLane& me,
                                              uint32_t scratch, uint32_t area, uint32_t stage) {
-  auto norms_of = [&](int block) {
-    Norms n;
-    n.qa = norm_factor(p, load_sum(area, kSumQ, 16 * block + me.token_a));
-    n.qb = norm_factor(p, load_sum(area, kSumQ, 16 * block + me.token_b));
-    n.ka = norm_factor(p, load_sum(area, kSumK, 16 * block + me.token_a));
-    n.kb = norm_factor(p, load_sum(area, kSumK, 16 * block + me.token_b));
-    return n;
-  };
-  const PrefixView view(scratch, me);
-  const uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
-  Edges columns, unused, k_rows, q_rows;
-  Norms norms = norms_of(0);
-  {
+  PrefixView view(scratch, me);
+  const uint32_t total0 = view.fixed<15, 0>(), total1 = total0 + 2048;
+  uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
+  uint4 q[2] = {raw.q[0][0], raw.q[0][1]}, k[2] = {raw.k[0][0], raw.k[0][1]};
+  Edges columns, k_edges, q_edges;
+#pragma unroll 1
+  for (int block = 0; block < 2; ++block) {
+    const Norms norms = load_norms(p, area, 16 * block, me);
+    const uint32_t other = block == 0 ? total1 : total0;
     Quad top, lower;
-    diagonal_scores<0>(top, lower, raw.q[0], raw.k[0], norms, view, me);
-    block_operands<0>(columns, unused, raw.q[0], raw.k[0], norms, view, at_a, at_b);
-    __syncwarp();  // prefix rows 0..7 are read no more
-    write_quad(top, 0, scratch, me.lane);
-    write_quad(lower, 1, scratch, me.lane);
+    diagonal_scores(top, lower, q, k, norms, view, me);
+    OperandRow row;
+    chunk_operands<0>(row, k_edges.a[0], q_edges.a[0], q[0], k[0], norms.qa, norms.ka, view.a, view, other, block);
+    chunk_operands<1>(row, k_edges.a[1], q_edges.a[1], q[0], k[0], norms.qa, norms.ka, view.a, view, other, block);
+    store_operands(row, at_a);
+    chunk_operands<0>(row, k_edges.b[0], q_edges.b[0], q[1], k[1], norms.qb, norms.kb, view.b, view, other, block);
+    chunk_operands<1>(row, k_edges.b[1], q_edges.b[1], q[1], k[1], norms.qb, norms.kb, view.b, view, other, block);
+    store_operands(row, at_b);
+    __syncwarp();  // block 0: prefix rows 0..7 are read no more; block 1: none is
+    write_quad(top, 2 * block, scratch, me.lane);
+    write_quad(lower, 2 * block + 1, scratch, me.lane);
+    if (block == 0) columns = k_edges;
+    q[0] = raw.q[1][0], q[1] = raw.q[1][1], k[0] = raw.k[1][0], k[1] = raw.k[1][1];
+    view.to_next_block();
+    at_a += 2048, at_b += 2048;
   }
-  norms = norms_of(1);
-  Quad top, lower, cross[4];
-  diagonal_scores<1>(top, lower, raw.q[1], raw.k[1], norms, view, me);
-  block_operands<1>(k_rows, q_rows, raw.q[1], raw.k[1], norms, view, at_a, at_b);
-  cross_scores(cross, columns, k_rows, q_rows);
-  __syncwarp();
-  write_quad(top, 2, scratch, me.lane);
-  write_quad(lower, 3, scratch, me.lane);
+  Quad cross[4];
+  cross_scores(cross, columns, k_edges, q_edges);
 #pragma unroll
   for (int i = 0; i < 4; ++i) write_quad(cross[i], 4 + i, scratch, me.lane);
 }

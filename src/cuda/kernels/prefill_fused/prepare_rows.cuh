@@ -21,7 +21,7 @@ struct ProducerLane {
   int g, c;     // lane / 4, lane % 4
   int token_a;  // in a block; 16-byte stores of lanes 4g..4g+7 then hit eight different 16-byte columns
   int token_b;
-  __device__ ProducerLane(int thread_index, int group_index) : thread(thread_index), group(group_index) {
+  __device__ explicit ProducerLane(int thread_index) : thread(thread_index), group((thread_index >> 7) - 1) {
     warp = (thread >> 5) & 3;
     lane = thread & 31;
     g = lane >> 2;
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint64_t renew(uint64_t x) {
   return x;
 }
 __device__ __forceinline__ ProducerLane renew(const ProducerLane& me) {
-  return ProducerLane(static_cast<int>(renew(static_cast<uint32_t>(me.thread))), me.group);
+  return ProducerLane(static_cast<int>(renew(static_cast<uint32_t>(me.thread))));
 }
 
 // An item of a work: tokens [first, first + count) of its sequence.
@@ -67,6 +67,8 @@ __device__ __forceinline__ int64_t row_offset(const Rows& rows, const Work& work
 struct RawRows {
   uint4 q[2][2], k[2][2];  // [block][token a, token b], 8 channels
 };
+
+constexpr int kGateBatch = 4;  // tokens of a batch of gate loads
 
 // What a producer group keeps of its open work, in shared memory: byte addresses of the sequence's first token.
 struct Source {
@@ -182,8 +184,6 @@ __device__ __forceinline__ float load_beta_logit(const Params& p, uint32_t area,
                  : __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(base)[at]) << 16);
 }
 
-constexpr int kGateBatch = 4;  // tokens
-
 template <Gate kGate, class GateT>
 __device__ __forceinline__ void load_gates(GateT (&raw)[kGateBatch], const char* gate, uint32_t step, int left) {
 #pragma unroll
@@ -193,32 +193,45 @@ __device__ __forceinline__ void load_gates(GateT (&raw)[kGateBatch], const char*
   }
 }
 
-// Block-local inclusive prefix sums of log2-decays to this warp's scratch (H-3c).
-template <Gate kGate, class GateT>
-__device__ __forceinline__ void write_prefix_sums(const Params& p, uint32_t area, int index, int count,
-                                                  const ProducerLane& me, uint32_t scratch) {
-  const int first = (me.lane >> 4) * 16;
-  const int pair = me.lane & 15;
+// A lane's gate rows of an item.
+struct GateRows {
+  const char* at;
+  uint32_t step;
+  int left;  // valid rows from `at` on
+};
+
+template <class GateT>
+__device__ __forceinline__ GateRows gate_rows(const Params& p, uint32_t area, int index, const ProducerLane& me) {
   const uint32_t size = static_cast<uint32_t>(sizeof(GateT) / 2);
-  const uint32_t step = size * static_cast<uint32_t>(p.gate_rows.token);
-  const char* gate =
-      source_row(area, Source::kGate, index, step, size * (32 * me.warp + 2 * pair)) + step_bytes(first, step);
+  const int first = (me.lane >> 4) * 16;
+  GateRows rows;
+  rows.step = size * static_cast<uint32_t>(p.gate_rows.token);
+  rows.at = source_row(area, Source::kGate, index, rows.step, size * (32 * me.warp + 2 * (me.lane & 15))) +
+            step_bytes(first, rows.step);
+  rows.left = item_count(area, index) - first;
+  return rows;
+}
+
+// Block-local inclusive prefix sums of log2-decays to this warp's scratch (H-3c). `next` holds the first batch.
+template <Gate kGate, class GateT>
+__device__ __forceinline__ void write_prefix_sums(const Params& p, uint32_t area, int index, const ProducerLane& me,
+                                                  uint32_t scratch, GateT (&next)[kGateBatch]) {
+  const int pair = me.lane & 15;
+  GateRows rows = gate_rows<GateT>(p, area, index, me);
   const float2 bias = ptx::load_shared_f2(area + GroupArea::kBias + (32 * me.warp + 2 * pair) * 4);
   const float factor = ptx::load_shared_f1(area + GroupArea::kSource + Source::kFactor);
-  int left = count - first;
   // prefix_offset(first + t, pair / 2): the swizzle changes with every batch of four tokens.
-  uint32_t at = scratch + first * 128 + (pair >> 1) * 16 + (pair & 1) * 8;
+  uint32_t at = scratch + (me.lane >> 4) * 2048 + (pair >> 1) * 16 + (pair & 1) * 8;
   const float bound = p.lower_bound * kLog2e;
   float sum0 = 0.0f, sum1 = 0.0f;
-  GateT raw[kGateBatch], next[kGateBatch];
-  load_gates<kGate>(next, gate, step, left);
+  GateT raw[kGateBatch];
 #pragma unroll 1
   for (int batch = 0; batch < 4; ++batch) {
 #pragma unroll
     for (int t = 0; t < kGateBatch; ++t) raw[t] = next[t];
-    gate += step_bytes(kGateBatch, step);
-    left = batch < 3 ? left - kGateBatch : 0;
-    load_gates<kGate>(next, gate, step, left);
+    rows.at += step_bytes(kGateBatch, rows.step);
+    rows.left = batch < 3 ? rows.left - kGateBatch : 0;
+    load_gates<kGate>(next, rows.at, rows.step, rows.left);
 #pragma unroll
     for (int t = 0; t < kGateBatch; ++t) {
       const float2 x = widen_pair(raw[t]);

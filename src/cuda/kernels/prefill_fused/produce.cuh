@@ -10,35 +10,6 @@
 
 namespace kda::cuda::prefill_fused {
 
-struct Schedule {
-  int64_t first_work, works, step;  // of this cluster
-  const uint16_t* order;
-};
-
-// The items of this cluster's works, one after another; a group takes every fourth.
-struct Cursor {
-  int64_t next_work = 0;
-  int items = 0;  // of the open work
-  int index = 0;  // item of the open work
-
-  // Moves on to the work that holds `index`; false past the last work.
-  template <class C>
-  __device__ __forceinline__ bool settle(const Params& p, const Schedule& schedule, uint32_t area,
-                                         const ProducerLane& me) {
-    if (index < items) return true;
-    do {
-      index -= items;
-      items = 0;
-      if (next_work >= schedule.works) return false;
-      ptx::named_barrier(1 + me.group, 128);
-      items = open_source<C::kGate, typename C::GateT>(p, next_work, schedule.order, area, me.index());
-      next_work += schedule.step;
-    } while (index >= items);
-    ptx::named_barrier(1 + me.group, 128);
-    return true;
-  }
-};
-
 template <Gate kGateFamily, class GateType, Diagonal kDiagonalForm>
 struct Config {
   static constexpr Gate kGate = kGateFamily;
@@ -46,9 +17,38 @@ struct Config {
   using GateT = GateType;  // uint32_t: bf16 pairs; float2: fp32 pairs
 };
 
+// The items of a cluster's works follow one another; a group takes every fourth. `index` counts from the first item
+// of the open work, `items` is what that has.
+struct Position {
+  int index, items;
+};
+
+// Opens the work that holds item `position.index`; items 0: there is none. All 128 threads of the group.
+template <class C>
+__device__ __noinline__ Position open_work(const Params& p, Position position, uint32_t shared, uint32_t area,
+                                           int index_in_group, int group) {
+  const uint16_t* order = sequence_order(p, shared);
+  const int64_t works = p.sequences * p.value_heads;
+  do {
+    position.index -= position.items;
+    ptx::named_barrier(1 + group, 128);
+    const uint64_t w = ptx::load_shared_u64(area + GroupArea::kNextWork);
+    if (static_cast<int64_t>(w) >= works) return {0, 0};
+    ptx::named_barrier(1 + group, 128);
+    if (index_in_group == 0)
+      ptx::store_shared(area + GroupArea::kNextWork, w + static_cast<uint64_t>(gridDim.x / kClusterSize));
+    position.items =
+        open_source<C::kGate, typename C::GateT>(p, static_cast<int64_t>(w), order, area, index_in_group);
+  } while (position.index >= position.items);
+  ptx::named_barrier(1 + group, 128);
+  return position;
+}
+
+// Finishes what an item needs up to its partial scores. `gates`: the first batch of its gate rows.
 template <class C>
 __device__ __forceinline__ void prepare_item(const Params& p, int index, const ProducerLane& me, uint32_t scratch,
-                                             uint32_t area, uint32_t stage, uint32_t empty, uint32_t parity) {
+                                             uint32_t area, uint32_t stage, uint32_t empty, uint32_t parity,
+                                             typename C::GateT (&gates)[kGateBatch]) {
   using GateT = typename C::GateT;
   const int count = item_count(area, index);
   RawRows raw;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void prepare_item(const Params& p, int index, const P
   float beta = 0.0f;
   const bool has_beta = me.warp == 0 && me.lane < count;
   if (has_beta) beta = load_beta_logit(p, area, index, me.lane);
-  write_prefix_sums<C::kGate, GateT>(p, area, index, count, me, scratch);
+  write_prefix_sums<C::kGate, GateT>(p, area, index, me, scratch, gates);
   write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3>(raw, me, area);
   if (me.warp == 0) ptx::store_shared(area + GroupArea::kBeta + me.lane * 4, has_beta ? beta_value(p, beta) : 0.0f);
   prefetch_rows<GateT>(p, area, index + kStages, me);
@@ -86,36 +86,65 @@ __device__ __forceinline__ void solve_item(const Params& p, const ProducerLane& 
   publish_lower_left(group_scratch, area, stage, me.warp, me.index());
 }
 
-template <class C>
-__device__ __forceinline__ void produce(const Params& p, const Schedule& schedule, uint32_t shared, int group,
-                                        uint32_t rank) {
-  const ProducerLane me(threadIdx.x, group);
-  const int number = group * kClusterSize + static_cast<int>(rank);  // this group's stage
-  const uint32_t group_scratch = shared + Shared::kScratch + group * 16384;
-  const uint32_t scratch = group_scratch + me.warp * 4096;
-  const uint32_t area = shared + Shared::kGroup + group * Shared::kGroupBytes;
-  const uint32_t stage = shared + Shared::kStage + number * Stage::kStride;
-  const uint32_t full = shared + Shared::kBarriers + number * 8;
-  const uint32_t empty = full + kStages * 8;
-  const uint32_t other_stage = ptx::map_shared_rank(stage, rank ^ 1);
-  const uint32_t other_full = ptx::map_shared_rank(full, rank ^ 1);
+// Where a group works. Made anew for every item: kept in registers, it would leave too few for the operands.
+struct Place {
+  ProducerLane me;
+  uint32_t rank, number, shared, area, group_scratch, stage, full;
+  __device__ explicit Place(uint32_t shared_base)
+      : me(ptx::thread_index_here()), rank(ptx::cluster_rank_here()), shared(renew(shared_base)) {
+    number = me.group * kClusterSize + rank;  // its stage
+    area = shared + Shared::kGroup + me.group * Shared::kGroupBytes;
+    group_scratch = shared + Shared::kScratch + me.group * 16384;
+    stage = shared + Shared::kStage + number * Stage::kStride;
+    full = shared + Shared::kBarriers + number * 8;
+  }
+};
 
-  Cursor cursor;
-  cursor.next_work = schedule.first_work;
-  cursor.index = number;
+template <class C>
+__device__ __forceinline__ void load_first_gates(const Params& p, const Position& position, const Place& at,
+                                                 typename C::GateT (&gates)[kGateBatch]) {
+  const GateRows rows = gate_rows<typename C::GateT>(p, at.area, position.index, at.me);
+  load_gates<C::kGate>(gates, rows.at, rows.step, position.items == 0 ? 0 : rows.left);
+}
+
+// The stage to the consumers here and, by a bulk copy, to those of the other CTA.
+__device__ __forceinline__ void publish_stage(const Place& at) {
+  ptx::fence_async_proxy();
+  ptx::named_barrier(1 + at.me.group, 128);
+  if (at.me.index() != 0) return;
+  const uint32_t other_full = ptx::map_shared_rank(at.full, at.rank ^ 1);
+  ptx::mbarrier_arrive(at.full);
+  ptx::mbarrier_arrive_expect_cluster(other_full, Stage::kBytes);
+  ptx::bulk_copy_to_cluster(ptx::map_shared_rank(at.stage, at.rank ^ 1), at.stage, Stage::kBytes, other_full);
+}
+
+template <class C>
+__device__ __forceinline__ void produce(const Params& p, uint32_t shared) {
+  typename C::GateT gates[kGateBatch];
+  Position position;
+  {
+    const Place at(shared);
+    if (at.me.index() == 0)
+      ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(blockIdx.x / kClusterSize));
+    position = open_work<C>(p, {static_cast<int>(at.number), 0}, at.shared, at.area, at.me.index(), at.me.group);
+    load_first_gates<C>(p, position, at, gates);
+  }
   uint32_t parity = 1;  // the first wait for an empty stage passes at once
-  while (cursor.settle<C>(p, schedule, area, me)) {
-    prepare_item<C>(p, cursor.index, renew(me), renew(scratch), renew(area), renew(stage), empty, parity);
-    solve_item<C::kDiagonal>(p, renew(me), renew(group_scratch), renew(area), renew(stage));
-    ptx::fence_async_proxy();
-    ptx::named_barrier(1 + group, 128);
-    if (me.index() == 0) {
-      ptx::mbarrier_arrive(full);
-      ptx::mbarrier_arrive_expect_cluster(other_full, Stage::kBytes);
-      ptx::bulk_copy_to_cluster(other_stage, stage, Stage::kBytes, other_full);
+  while (position.items != 0) {
+    {
+      const Place at(shared);
+      prepare_item<C>(p, position.index, at.me, at.group_scratch + at.me.warp * 4096, at.area, at.stage,
+                      at.full + kStages * 8, parity, gates);
     }
     parity ^= 1;
-    cursor.index += kStages;
+    position.index += kStages;
+    const Place at(shared);
+    if (position.index >= position.items)
+      position = open_work<C>(p, position, at.shared, at.area, at.me.index(), at.me.group);
+    load_first_gates<C>(p, position, at, gates);
+    const Place solve_at(shared);
+    solve_item<C::kDiagonal>(p, solve_at.me, solve_at.group_scratch, solve_at.area, solve_at.stage);
+    publish_stage(Place(shared));
   }
 }
 

@@ -34,11 +34,16 @@ __device__ __forceinline__ int exponent_of(float magnitude) { return (__float_as
 // Chooses the item's scales (N-7) from the state and the values of its first token, and rescales the accumulators.
 __device__ __forceinline__ void rescale_state(float (&state)[64], RowScales& rows, const uint32_t (&first_values)[2],
                                               const ConsumerLane& me) {
-  float largest[2] = {0.0f, 0.0f};
+  float largest[2];
 #pragma unroll
-  for (int n = 0; n < 16; ++n) {
-    largest[0] = fmaxf(largest[0], fmaxf(fabsf(state[4 * n]), fabsf(state[4 * n + 1])));
-    largest[1] = fmaxf(largest[1], fmaxf(fabsf(state[4 * n + 2]), fabsf(state[4 * n + 3])));
+  for (int r = 0; r < 2; ++r) {
+    float m[4];  // four chains
+#pragma unroll
+    for (int i = 0; i < 4; ++i) m[i] = fmaxf(fabsf(state[4 * i + 2 * r]), fabsf(state[4 * i + 2 * r + 1]));
+#pragma unroll
+    for (int n = 4; n < 16; ++n)
+      m[n & 3] = fmaxf(fmaxf(m[n & 3], fabsf(state[4 * n + 2 * r])), fabsf(state[4 * n + 2 * r + 1]));
+    largest[r] = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
   }
   // Largest finite |v| of token 0 over the 16 rows: lanes with c = 0 hold it in their low halves.
   uint32_t v0 = first_values[0] & 0x7fffu, v1 = first_values[1] & 0x7fffu;

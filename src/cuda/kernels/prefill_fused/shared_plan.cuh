@@ -49,12 +49,14 @@ struct Shared {
 
 // Per producer warpgroup.
 struct GroupArea {
-  static constexpr uint32_t kSums = 0;       // [|q|^2, |k|^2, q.k][32 tokens][4 warps] fp32
-  static constexpr uint32_t kBeta = 1536;    // [32] fp32
-  static constexpr uint32_t kSystem = 1664;  // beta_i A_ij [32][36] fp32
+  static constexpr uint32_t kSums = 0;     // [|q|^2, |k|^2, q.k][32 tokens][4 warps] fp32
+  static constexpr uint32_t kBeta = 1536;  // [32] fp32
+  // N_ij = beta_i A_ij: [32][36] fp32. Diagonal blocks transposed (N_ij at [j][i]), the lower left block as it is.
+  static constexpr uint32_t kSystem = 1664;
   static constexpr int kPitch = 36;
-  static constexpr uint32_t kSource = 6272;  // the open work: see Source in prepare_rows.cuh
-  static constexpr uint32_t kBias = 6400;    // [128] fp32
+  static constexpr uint32_t kSource = 6272;    // the open work: see Source in prepare_rows.cuh
+  static constexpr uint32_t kNextWork = 6336;  // int32
+  static constexpr uint32_t kBias = 6400;      // [128] fp32
   // In the scratch, once the partial scores are summed:
   static constexpr uint32_t kInverse = 0;     // T [32][36] fp32
   static constexpr uint32_t kProduct = 4608;  // D [16][20] fp32

@@ -24,9 +24,10 @@ __device__ __forceinline__ uint32_t system_at(uint32_t area, int i, int j) {
 }
 
 // A_ij enters the system as beta_i A_ij; M_ij goes to the stage.
+template <bool kTransposed>
 __device__ __forceinline__ void put_key_score(uint32_t area, int i, int j, float x) {
   const float beta = ptx::load_shared_f1(area + GroupArea::kBeta + i * 4);
-  ptx::store_shared(system_at(area, i, j), beta * x);
+  ptx::store_shared(kTransposed ? system_at(area, j, i) : system_at(area, i, j), beta * x);
 }
 __device__ __forceinline__ void put_query_score(uint32_t stage, int i, int j, float x) {
   const uint32_t packed = ptx::pack_f16(x, 0.0f);
@@ -48,7 +49,7 @@ __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_sc
     const int i = 16 * block + (use_a ? me.token_a : me.token_b);
     const int j = 16 * block + (lower && !use_a ? 15 - column_a : column_a);
     if (!lower || me.token_a != column_a) {
-      put_key_score(area, i, j, diagonal[e]);
+      put_key_score<true>(area, i, j, diagonal[e]);
       put_query_score(stage, i, j, diagonal[2 + e]);
     } else if (kDiagonal == Diagonal::kAnchored) {
       put_query_score(stage, 16 * block + me.token_a, 16 * block + me.token_a, diagonal[e]);
@@ -63,7 +64,7 @@ __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_sc
   for (int e = 0; e < 2; ++e) {
     const int column_a = (e << 2) | me.c;
     const int j = (me.warp & 1) == 0 ? column_a : 15 - column_a;
-    put_key_score(area, i, j, cross[e] * unscale);
+    put_key_score<false>(area, i, j, cross[e] * unscale);
     put_query_score(stage, i, j, cross[2 + e] * unscale);
   }
   if (kDiagonal == Diagonal::kDyadic && me.warp == 0) {  // M's diagonal: no decay
@@ -73,31 +74,28 @@ __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_sc
   }
 }
 
-// One warp: both 16x16 diagonal blocks; lanes 0..15 own the columns of the first, 16..31 of the second.
+// One warp: both 16x16 diagonal blocks; lanes 0..15 own the columns of the first, 16..31 of the second. Row m, once
+// final, is taken off all rows below it, which are independent of one another.
 __device__ __forceinline__ void invert_diagonal_blocks(uint32_t group_scratch, uint32_t area, int lane) {
   const int first = lane & 16, column = lane & 15;
+  const uint32_t system = system_at(area, first, first);
+  const uint32_t target = group_scratch + GroupArea::kInverse + (first * GroupArea::kPitch + first + column) * 4;
   float x[16];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float sum = i == column ? 1.0f : 0.0f;
-    float other = 0.0f;
+  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
 #pragma unroll
-    for (int m4 = 0; m4 < (i + 3) / 4; ++m4) {
-      const float4 n = ptx::load_shared_f4(system_at(area, first + i, first + 4 * m4));
-      const float row[4] = {n.x, n.y, n.z, n.w};
+  for (int m = 0; m < 16; ++m) {
+    x[m] = m < column ? 0.0f : x[m];  // selected: a later token's NaN may stand there
+    ptx::store_shared(target + m * GroupArea::kPitch * 4, x[m]);
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        if (4 * m4 + r < i) {
-          if ((r & 1) == 0) sum = fmaf(-row[r], x[4 * m4 + r], sum);
-          else other = fmaf(-row[r], x[4 * m4 + r], other);
-        }
-      }
+    for (int i4 = (m + 1) / 4; i4 < 4; ++i4) {
+      const float4 n = ptx::load_shared_f4(system + (m * GroupArea::kPitch + 4 * i4) * 4);
+      const float below[4] = {n.x, n.y, n.z, n.w};
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        if (4 * i4 + r > m) x[4 * i4 + r] = fmaf(-below[r], x[m], x[4 * i4 + r]);
     }
-    x[i] = i < column ? 0.0f : sum + other;
   }
-  const uint32_t target = group_scratch + GroupArea::kInverse + (first * GroupArea::kPitch + first + column) * 4;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) ptx::store_shared(target + i * GroupArea::kPitch * 4, x[i]);
 }
 
 __device__ __forceinline__ uint32_t inverse_at(uint32_t group_scratch, int i, int j) {

@@ -105,4 +105,13 @@ __device__ inline Work load_work(const Params& p, int64_t w, const uint16_t* ord
   return work;
 }
 
+// Are sequences taken longest first, by the list in shared memory?
+__device__ __forceinline__ bool has_order(const Params& p) {
+  const bool has_lengths = p.cu_seqlens.data != nullptr || p.begin.data != nullptr;
+  return has_lengths && p.sequences > 1 && p.sequences <= Shared::kMaxOrdered;
+}
+__device__ __forceinline__ const uint16_t* sequence_order(const Params& p, uint32_t shared) {
+  return has_order(p) ? static_cast<const uint16_t*>(__cvta_shared_to_generic(shared + Shared::kOrder)) : nullptr;
+}
+
 }  // namespace kda::cuda::prefill_fused
