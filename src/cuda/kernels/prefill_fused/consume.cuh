@@ -195,7 +195,8 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
     rhs[i] = ptx::pack_f16(r0, r1);
   }
   int limit = kChunk;  // first token that needs the slow path
-  if (__any_sync(0xffffffffu, reaches_limit(rhs))) {
+  const uint32_t largest = __reduce_max_sync(0xffffffffu, largest_magnitude(rhs));
+  if (largest >= kLimitBits) {
     limit = first_over_limit(rhs, me);
     clear_from(rhs, limit, me);
   }
@@ -204,13 +205,14 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
   ptx::wgmma_fence();
   apply_inverse(product, rhs, stage16);
   ptx::wgmma_commit();
+  if (largest < kCalmBits) decay_state(state, stage, me);  // while the product runs
   ptx::wgmma_wait<0>();
   ptx::pin_registers(product);
   ptx::pin_registers(out);
 
   uint32_t u[8];
   pack_pairs(u, product);
-  if (__any_sync(0xffffffffu, reaches_limit(u) || limit < kChunk)) {
+  if (__any_sync(0xffffffffu, largest_magnitude(u) >= kLimitBits || limit < kChunk)) {
     limit = min(limit, first_over_limit(u, me));
     clear_from(u, limit, me);
   }
@@ -228,7 +230,7 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
     for (int i = 0; i < 64; ++i) state[i] = memory[i];
     rows = RowScales();
     clear_from(u, 0, me);
-  } else {
+  } else if (largest >= kCalmBits) {
     decay_state(state, stage, me);
   }
   ptx::wgmma_fence();

@@ -55,7 +55,7 @@ __device__ __forceinline__ float exp2_exact(float x) {
 }
 
 __device__ __forceinline__ float beta_value(const Params& p, float x) {
-  return p.beta_is_logit ? p.beta_factor / (1.0f + expf(-x)) : x;
+  return p.beta_is_logit ? p.beta_factor * ptx::reciprocal_approx(1.0f + expf(-x)) : x;
 }
 
 }  // namespace kda::cuda::prefill_fused

@@ -68,7 +68,7 @@ struct RawRows {
   uint4 q[2][2], k[2][2];  // [block][token a, token b], 8 channels
 };
 
-constexpr int kGateBatch = 4;  // tokens of a batch of gate loads
+constexpr int kGateBatch = 8;  // tokens of a batch of gate loads
 
 // What a producer group keeps of its open work, in shared memory: byte addresses of the sequence's first token.
 struct Source {
@@ -220,26 +220,26 @@ __device__ __forceinline__ void write_prefix_sums(const Params& p, uint32_t area
   GateRows rows = gate_rows<GateT>(p, area, index, me);
   const float2 bias = ptx::load_shared_f2(area + GroupArea::kBias + (32 * me.warp + 2 * pair) * 4);
   const float factor = ptx::load_shared_f1(area + GroupArea::kSource + Source::kFactor);
-  // prefix_offset(first + t, pair / 2): the swizzle changes with every batch of four tokens.
+  // prefix_offset(first + t, pair / 2): the swizzle changes every four tokens.
   uint32_t at = scratch + (me.lane >> 4) * 2048 + (pair >> 1) * 16 + (pair & 1) * 8;
   const float bound = p.lower_bound * kLog2e;
   float sum0 = 0.0f, sum1 = 0.0f;
   GateT raw[kGateBatch];
 #pragma unroll 1
-  for (int batch = 0; batch < 4; ++batch) {
+  for (int batch = 0; batch < 16 / kGateBatch; ++batch) {
 #pragma unroll
     for (int t = 0; t < kGateBatch; ++t) raw[t] = next[t];
     rows.at += step_bytes(kGateBatch, rows.step);
-    rows.left = batch < 3 ? rows.left - kGateBatch : 0;
+    rows.left = batch == 0 ? rows.left - kGateBatch : 0;
     load_gates<kGate>(next, rows.at, rows.step, rows.left);
 #pragma unroll
     for (int t = 0; t < kGateBatch; ++t) {
       const float2 x = widen_pair(raw[t]);
       sum0 = add_log_decay<kGate>(sum0, x.x, bias.x, factor, bound);
       sum1 = add_log_decay<kGate>(sum1, x.y, bias.y, factor, bound);
-      ptx::store_shared(at + t * 128, float2{sum0, sum1});
+      ptx::store_shared((t < 4 ? at : at ^ 16) + t * 128, float2{sum0, sum1});
     }
-    at = (at + 512) ^ 16;
+    at += kGateBatch * 128;
   }
 }
 

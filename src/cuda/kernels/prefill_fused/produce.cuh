@@ -44,38 +44,62 @@ __device__ __noinline__ Position open_work(const Params& p, Position position, u
   return position;
 }
 
-// Finishes what an item needs up to its partial scores. `gates`: the first batch of its gate rows.
+// What is loaded an item ahead: the first batch of gate rows, and the raw beta of token `lane` (warp 0).
+template <class GateT>
+struct Ahead {
+  GateT gates[kGateBatch];
+  float beta;
+};
+
+// Where a group works. Made anew for every step of an item: kept in registers, it would leave too few for the
+// operands.
+struct Place {
+  ProducerLane me;
+  uint32_t rank, number, shared, area, group_scratch, scratch, stage, full;
+  __device__ explicit Place(uint32_t shared_base)
+      : me(ptx::thread_index_here()), rank(ptx::cluster_rank_here()), shared(renew(shared_base)) {
+    number = me.group * kClusterSize + rank;  // its stage
+    area = shared + Shared::kGroup + me.group * Shared::kGroupBytes;
+    group_scratch = shared + Shared::kScratch + me.group * 16384;
+    scratch = group_scratch + me.warp * 4096;
+    stage = shared + Shared::kStage + number * Stage::kStride;
+    full = shared + Shared::kBarriers + number * 8;
+  }
+};
+
+// First step of an item: prefix sums, norms, beta; a group barrier must follow.
 template <class C>
-__device__ __forceinline__ void prepare_item(const Params& p, int index, const ProducerLane& me, uint32_t scratch,
-                                             uint32_t area, uint32_t stage, uint32_t empty, uint32_t parity,
-                                             typename C::GateT (&gates)[kGateBatch]) {
+__device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index, uint32_t shared,
+                                             Ahead<typename C::GateT>& ahead) {
   using GateT = typename C::GateT;
-  const int count = item_count(area, index);
-  RawRows raw;
-  load_rows(raw, p, area, index, count, me);
-  float beta = 0.0f;
-  const bool has_beta = me.warp == 0 && me.lane < count;
-  if (has_beta) beta = load_beta_logit(p, area, index, me.lane);
-  write_prefix_sums<C::kGate, GateT>(p, area, index, me, scratch, gates);
-  write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3>(raw, me, area);
-  if (me.warp == 0) ptx::store_shared(area + GroupArea::kBeta + me.lane * 4, has_beta ? beta_value(p, beta) : 0.0f);
-  prefetch_rows<GateT>(p, area, index + kStages, me);
-  ptx::named_barrier(1 + me.group, 128);
-  ptx::mbarrier_wait(empty, parity);
+  const Place at(shared);
+  const ProducerLane& me = at.me;
+  const int count = item_count(at.area, index);
+  load_rows(raw, p, at.area, index, count, me);
+  if (me.warp == 0)
+    ptx::store_shared(at.area + GroupArea::kBeta + me.lane * 4, me.lane < count ? beta_value(p, ahead.beta) : 0.0f);
+  write_prefix_sums<C::kGate, GateT>(p, at.area, index, me, at.scratch, ahead.gates);
+  write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3>(raw, me, at.area);
+  prefetch_rows<GateT>(p, at.area, index + kStages, me);
+}
 
-  const int channel = me.lane;
-  const float total = load_prefix(scratch, 15, channel) + load_prefix(scratch, 31, channel);
-  ptx::store_shared(stage + Stage::kDecay + (32 * me.warp + channel) * 4, exp2_exact(total));
-
-  if constexpr (C::kDiagonal == Diagonal::kAnchored) build_anchored(raw, p, me, scratch, area, stage);
-  else build_dyadic(raw, p, me, scratch, area, stage);
+// Second step: waits for the stage; operands and partial scores; a group barrier must follow.
+template <class C>
+__device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, uint32_t shared,
+                                                 uint32_t parity) {
+  const Place at(shared);
+  ptx::mbarrier_wait(at.full + kStages * 8, parity);
+  const int channel = at.me.lane;
+  const float total = load_prefix(at.scratch, 15, channel) + load_prefix(at.scratch, 31, channel);
+  ptx::store_shared(at.stage + Stage::kDecay + (32 * at.me.warp + channel) * 4, exp2_exact(total));
+  if constexpr (C::kDiagonal == Diagonal::kAnchored) build_anchored(raw, p, at.me, at.scratch, at.area, at.stage);
+  else build_dyadic(raw, p, at.me, at.scratch, at.area, at.stage);
 }
 
 template <Diagonal kDiagonal>
 __device__ __forceinline__ void solve_item(const Params& p, const ProducerLane& me, uint32_t group_scratch,
                                            uint32_t area, uint32_t stage) {
   const uint32_t barrier = 1 + me.group;
-  ptx::named_barrier(barrier, 128);
   reduce_scores<kDiagonal>(p, group_scratch, area, stage, me);
   ptx::named_barrier(barrier, 128);
   if (me.warp == 2 * me.group) invert_diagonal_blocks(group_scratch, area, me.lane);
@@ -86,25 +110,14 @@ __device__ __forceinline__ void solve_item(const Params& p, const ProducerLane& 
   publish_lower_left(group_scratch, area, stage, me.warp, me.index());
 }
 
-// Where a group works. Made anew for every item: kept in registers, it would leave too few for the operands.
-struct Place {
-  ProducerLane me;
-  uint32_t rank, number, shared, area, group_scratch, stage, full;
-  __device__ explicit Place(uint32_t shared_base)
-      : me(ptx::thread_index_here()), rank(ptx::cluster_rank_here()), shared(renew(shared_base)) {
-    number = me.group * kClusterSize + rank;  // its stage
-    area = shared + Shared::kGroup + me.group * Shared::kGroupBytes;
-    group_scratch = shared + Shared::kScratch + me.group * 16384;
-    stage = shared + Shared::kStage + number * Stage::kStride;
-    full = shared + Shared::kBarriers + number * 8;
-  }
-};
-
 template <class C>
-__device__ __forceinline__ void load_first_gates(const Params& p, const Position& position, const Place& at,
-                                                 typename C::GateT (&gates)[kGateBatch]) {
-  const GateRows rows = gate_rows<typename C::GateT>(p, at.area, position.index, at.me);
-  load_gates<C::kGate>(gates, rows.at, rows.step, position.items == 0 ? 0 : rows.left);
+__device__ __forceinline__ void load_ahead(const Params& p, const Position& position, const Place& at,
+                                           Ahead<typename C::GateT>& ahead) {
+  GateRows rows = gate_rows<typename C::GateT>(p, at.area, position.index, at.me);
+  const int count = position.items == 0 ? 0 : item_count(at.area, position.index);
+  load_gates<C::kGate>(ahead.gates, rows.at, rows.step, position.items == 0 ? 0 : rows.left);
+  ahead.beta = 0.0f;
+  if (at.me.warp == 0 && at.me.lane < count) ahead.beta = load_beta_logit(p, at.area, position.index, at.me.lane);
 }
 
 // The stage to the consumers here and, by a bulk copy, to those of the other CTA.
@@ -118,30 +131,50 @@ __device__ __forceinline__ void publish_stage(const Place& at) {
   ptx::bulk_copy_to_cluster(ptx::map_shared_rank(at.stage, at.rank ^ 1), at.stage, Stage::kBytes, other_full);
 }
 
+__device__ __forceinline__ void keep_position(const Position& position, uint32_t parity, const Place& at) {
+  if (at.me.index() != 0) return;
+  ptx::store_shared(at.area + GroupArea::kPosition,
+                    static_cast<uint64_t>(static_cast<uint32_t>(position.index)) |
+                        static_cast<uint64_t>(static_cast<uint32_t>(position.items) << 1 | parity) << 32);
+}
+
 template <class C>
 __device__ __forceinline__ void produce(const Params& p, uint32_t shared) {
-  typename C::GateT gates[kGateBatch];
-  Position position;
+  Ahead<typename C::GateT> ahead;
   {
     const Place at(shared);
     if (at.me.index() == 0)
       ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(blockIdx.x / kClusterSize));
-    position = open_work<C>(p, {static_cast<int>(at.number), 0}, at.shared, at.area, at.me.index(), at.me.group);
-    load_first_gates<C>(p, position, at, gates);
+    const Position position =
+        open_work<C>(p, {static_cast<int>(at.number), 0}, at.shared, at.area, at.me.index(), at.me.group);
+    load_ahead<C>(p, position, at, ahead);
+    keep_position(position, 1, at);  // parity 1: the first wait for an empty stage passes at once
+    ptx::named_barrier(1 + at.me.group, 128);
   }
-  uint32_t parity = 1;  // the first wait for an empty stage passes at once
-  while (position.items != 0) {
+  while (true) {
+    uint32_t items_parity;
     {
       const Place at(shared);
-      prepare_item<C>(p, position.index, at.me, at.group_scratch + at.me.warp * 4096, at.area, at.stage,
-                      at.full + kStages * 8, parity, gates);
+      const uint64_t kept = ptx::load_shared_u64(at.area + GroupArea::kPosition);
+      items_parity = static_cast<uint32_t>(kept >> 32);
+      if (items_parity < 2) return;
+      RawRows raw;
+      prepare_rows<C>(raw, p, static_cast<int>(static_cast<uint32_t>(kept)), shared, ahead);
+      ptx::named_barrier(1 + at.me.group, 128);
+      prepare_operands<C>(raw, p, shared, items_parity & 1);
     }
-    parity ^= 1;
-    position.index += kStages;
-    const Place at(shared);
-    if (position.index >= position.items)
-      position = open_work<C>(p, position, at.shared, at.area, at.me.index(), at.me.group);
-    load_first_gates<C>(p, position, at, gates);
+    const Place next(shared);
+    {
+      const uint64_t same = ptx::load_shared_u64(next.area + GroupArea::kPosition);
+      Position position = {static_cast<int>(static_cast<uint32_t>(same)) + kStages,
+                           static_cast<int>(static_cast<uint32_t>(same >> 33))};
+      const uint32_t parity = static_cast<uint32_t>(same >> 32) & 1;
+      ptx::named_barrier(1 + next.me.group, 128);  // everyone has read it, and written partial scores
+      if (position.index >= position.items)
+        position = open_work<C>(p, position, next.shared, next.area, next.me.index(), next.me.group);
+      load_ahead<C>(p, position, next, ahead);
+      keep_position(position, parity ^ 1, next);
+    }
     const Place solve_at(shared);
     solve_item<C::kDiagonal>(p, solve_at.me, solve_at.group_scratch, solve_at.area, solve_at.stage);
     publish_stage(Place(shared));

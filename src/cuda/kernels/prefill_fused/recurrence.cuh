@@ -86,13 +86,15 @@ __device__ __forceinline__ void pack_pairs(uint32_t (&packed)[kPairs], const flo
   for (int i = 0; i < kPairs; ++i) packed[i] = ptx::pack_f16(x[2 * i], x[2 * i + 1]);
 }
 
-// Does any of the packed values reach 2^15 (or Inf, NaN)?
-__device__ __forceinline__ bool reaches_limit(const uint32_t (&packed)[8]) {
+// The larger of both halves of |x| over the packed values, as fp16 bits; Inf and NaN are >= 0x7c00.
+__device__ __forceinline__ uint32_t largest_magnitude(const uint32_t (&packed)[8]) {
   uint32_t m = packed[0] & 0x7fff7fffu;
 #pragma unroll
   for (int i = 1; i < 8; ++i) m = ptx::max_nan_f16x2(m, packed[i] & 0x7fff7fffu);
-  return (m & 0x7fffu) >= 0x7800u || (m >> 16) >= 0x7800u;
+  return max(m & 0xffffu, m >> 16) & 0x7fffu;
 }
+constexpr uint32_t kLimitBits = 0x7800;  // 2^15: from here on the slow path (N-7)
+constexpr uint32_t kCalmBits = 0x5c00;   // 2^8: below it no U = T' R can reach the limit (32 terms, |T'| <= 4)
 
 // First token of the tile whose value reaches the limit in any row of the warp; kChunk if none.
 __device__ __forceinline__ int first_over_limit(const uint32_t (&packed)[8], const ConsumerLane& me) {

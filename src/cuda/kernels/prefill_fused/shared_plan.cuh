@@ -55,7 +55,8 @@ struct GroupArea {
   static constexpr uint32_t kSystem = 1664;
   static constexpr int kPitch = 36;
   static constexpr uint32_t kSource = 6272;    // the open work: see Source in prepare_rows.cuh
-  static constexpr uint32_t kNextWork = 6336;  // int32
+  static constexpr uint32_t kNextWork = 6336;  // int64
+  static constexpr uint32_t kPosition = 6344;  // item and items of the open work, parity of the stage: int32 each
   static constexpr uint32_t kBias = 6400;      // [128] fp32
   // In the scratch, once the partial scores are summed:
   static constexpr uint32_t kInverse = 0;     // T [32][36] fp32

@@ -74,28 +74,40 @@ __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_sc
   }
 }
 
-// One warp: both 16x16 diagonal blocks; lanes 0..15 own the columns of the first, 16..31 of the second. Row m, once
-// final, is taken off all rows below it, which are independent of one another.
+// Entries 4*(i4)..15 of row m of a transposed diagonal block, those below the diagonal.
+template <int kRow>
+__device__ __forceinline__ void load_below(float (&below)[16], uint32_t system) {
+#pragma unroll
+  for (int i4 = (kRow + 1) / 4; i4 < 4; ++i4) {
+    const float4 n = ptx::load_shared_f4(system + (kRow * GroupArea::kPitch + 4 * i4) * 4);
+    below[4 * i4] = n.x, below[4 * i4 + 1] = n.y, below[4 * i4 + 2] = n.z, below[4 * i4 + 3] = n.w;
+  }
+}
+
+// Row kRow, now final, is taken off all rows below it, which are independent of one another.
+template <int kRow>
+__device__ __forceinline__ void eliminate(float (&x)[16], const float (&below)[16], uint32_t system, int column) {
+  float next[16];
+  if constexpr (kRow < 14) load_below<kRow + 1>(next, system);
+  x[kRow] = kRow < column ? 0.0f : x[kRow];  // selected: a later token's NaN may stand there
+#pragma unroll
+  for (int i = kRow + 1; i < 16; ++i) x[i] = fmaf(-below[i], x[kRow], x[i]);
+  if constexpr (kRow < 14) eliminate<kRow + 1>(x, next, system, column);
+}
+
+// One warp: both 16x16 diagonal blocks; lanes 0..15 own the columns of the first, 16..31 of the second.
 __device__ __forceinline__ void invert_diagonal_blocks(uint32_t group_scratch, uint32_t area, int lane) {
   const int first = lane & 16, column = lane & 15;
   const uint32_t system = system_at(area, first, first);
   const uint32_t target = group_scratch + GroupArea::kInverse + (first * GroupArea::kPitch + first + column) * 4;
-  float x[16];
+  float x[16], below[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
+  load_below<0>(below, system);
+  eliminate<0>(x, below, system, column);
+  x[15] = 15 < column ? 0.0f : x[15];
 #pragma unroll
-  for (int m = 0; m < 16; ++m) {
-    x[m] = m < column ? 0.0f : x[m];  // selected: a later token's NaN may stand there
-    ptx::store_shared(target + m * GroupArea::kPitch * 4, x[m]);
-#pragma unroll
-    for (int i4 = (m + 1) / 4; i4 < 4; ++i4) {
-      const float4 n = ptx::load_shared_f4(system + (m * GroupArea::kPitch + 4 * i4) * 4);
-      const float below[4] = {n.x, n.y, n.z, n.w};
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        if (4 * i4 + r > m) x[4 * i4 + r] = fmaf(-below[r], x[m], x[4 * i4 + r]);
-    }
-  }
+  for (int i = 0; i < 16; ++i) ptx::store_shared(target + i * GroupArea::kPitch * 4, x[i]);
 }
 
 __device__ __forceinline__ uint32_t inverse_at(uint32_t group_scratch, int i, int j) {
