@@ -121,11 +121,11 @@ __device__ __noinline__ void store_listed_rows(const Params& p, const Work& work
 __device__ __forceinline__ void store_output(const float (&out)[16], const RowScales& scales, const Params& p,
                                              const Work& work, RowCursor& rows, int index, int limit, uint32_t tile,
                                              int row, const ConsumerLane& me) {
-  const float factor[2] = {scales.inverse[0], scales.inverse[1]};
+  // A power of two times the scale: exact (the inverse is at most 2^126).
+  const float factor[2] = {scales.inverse[0] * p.scale, scales.inverse[1] * p.scale};
   uint32_t packed[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    packed[i] = ptx::pack_bf16(out[2 * i] * factor[i & 1] * p.scale, out[2 * i + 1] * factor[i & 1] * p.scale);
+  for (int i = 0; i < 8; ++i) packed[i] = ptx::pack_bf16(out[2 * i] * factor[i & 1], out[2 * i + 1] * factor[i & 1]);
 #pragma unroll
   for (int j = 0; j < 2; ++j)
     ptx::store_matrix_x4_trans(fragment_address(tile, j, me), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],

@@ -15,8 +15,8 @@
 
 namespace kda::cuda::prefill_fused {
 
-constexpr int kConsumerRegisters = 200;
-constexpr int kProducerRegisters = 152;
+constexpr int kConsumerRegisters = 184;
+constexpr int kProducerRegisters = 160;
 
 // Sequence numbers by falling length, ties by number; all threads, then a barrier.
 __device__ inline void order_sequences(const Params& p, uint16_t* order) {
@@ -35,7 +35,6 @@ __device__ inline void order_sequences(const Params& p, uint16_t* order) {
 template <class C>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 1)
     prefill_fused_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char s_memory[];
   const uint32_t shared = ptx::shared_address(s_memory);
   const uint32_t rank = ptx::cluster_rank();
   const int warpgroup = static_cast<int>(threadIdx.x) >> 7;
@@ -64,7 +63,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
     consume<C>(p, shared, rank);
   } else {
     ptx::set_max_registers_down<kProducerRegisters>();
-    produce<C>(p, shared);
+    produce<C>(p);
   }
   // A CTA's shared memory must outlive its partner's copies and arrivals.
   ptx::cluster_arrive();

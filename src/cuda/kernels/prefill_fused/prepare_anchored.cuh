@@ -104,6 +104,9 @@ __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEd
 #pragma unroll
     for (int i = 0; i < 4; ++i) edges.a[kStep][i] = edge_a[i], edges.b[kStep][i] = edge_b[i];
   } else {
+    // Zeroed here, not before the loop over blocks: in block 0 these registers are needed for the rows of block 1.
+    if (kStep == 0)
+      for (Quad& x : scores.cross) x = Quad();
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       multiply_anchored(scores.cross[0], a, edges.a[kStep], i);
@@ -138,26 +141,31 @@ __device__ __forceinline__ void build_anchored(const RawRows& raw, const Params&
   uint32_t row_b = scratch + prefix_offset(me.token_b, 2 * me.c);
   uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
   uint4 q[2] = {raw.q[0][0], raw.q[0][1]}, k[2] = {raw.k[0][0], raw.k[0][1]};
+  NormView sums(area, me);
+  uint32_t quads = scratch + me.lane * 16;
   AnchoredScores scores;
   AnchoredEdges edges;
 #pragma unroll 1
   for (int block = 0; block < 2; ++block) {
-    const Norms norms = load_norms(p, area, 16 * block, me);
+    const Norms norms = sums.load(p);
+    sums.to_next_block();
     OperandRow out_a, out_b;
     const uint32_t own = block == 0 ? total0 : total1, other = block == 0 ? total1 : total0;
     anchored_step<0>(scores, edges, out_a, out_b, q, k, norms, row_a, row_b, own, other, scale, block);
+    __syncwarp();  // keeps the second step's loads out of the first: registers
     anchored_step<1>(scores, edges, out_a, out_b, q, k, norms, row_a, row_b, own, other, scale, block);
     store_operands(out_a, at_a);
     store_operands(out_b, at_b);
     __syncwarp();  // block 0: prefix rows 0..7 are read no more; block 1: none is
-    write_quad(scores.top, 2 * block, scratch, me.lane);
-    write_quad(merge_anchored(scores.aa, scores.bb, me), 2 * block + 1, scratch, me.lane);
+    write_quad(scores.top, 0, quads);
+    write_quad(merge_anchored(scores.aa, scores.bb, me), 1, quads);
+    quads += 1024;
     scores.top = scores.aa = scores.bb = Quad();
     q[0] = raw.q[1][0], q[1] = raw.q[1][1], k[0] = raw.k[1][0], k[1] = raw.k[1][1];
     row_a += 2048, row_b += 2048, at_a += 2048, at_b += 2048;
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) write_quad(scores.cross[i], 4 + i, scratch, me.lane);
+  for (int i = 0; i < 4; ++i) write_quad(scores.cross[i], i, quads);
 }
 
 }  // namespace kda::cuda::prefill_fused

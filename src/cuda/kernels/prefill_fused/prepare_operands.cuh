@@ -187,6 +187,7 @@ __device__ __forceinline__ void diagonal_scores(Quad& top, Quad& lower, const ui
                                                 const Norms& norms, const PrefixView& view, const ProducerLane& me) {
   Levels levels;
   diagonal_step<0>(top, levels, q, k, norms, view);
+  __syncwarp();  // keeps the second step's loads out of the first: registers
   diagonal_step<1>(top, levels, q, k, norms, view);
   lower = merge_levels(levels, me);
 }
@@ -244,32 +245,42 @@ __device__ __forceinline__ void cross_scores(Quad (&cross)[4], const Edges& colu
   }
 }
 
-// A quad of partial scores to this warp's scratch. Quads: block 0 level 8 and lower levels, block 1 the same (x[e]: k
-// row g, column 2c + e; x[2 + e]: q row), then block 1 x block 0 as (rows a, columns a), (a, b), (b, a), (b, b).
-__device__ __forceinline__ void write_quad(const Quad& q, int quad, uint32_t scratch, int lane) {
-  ptx::store_shared(scratch + quad * 512 + lane * 16, float4{q.x[0], q.x[1], q.x[2], q.x[3]});
+// A quad of partial scores to this warp's scratch (`quads`: that plus 16 bytes a lane). Quads: block 0 level 8 and
+// lower levels, block 1 the same (x[e]: k row g, column 2c + e; x[2 + e]: q row), then block 1 x block 0 as (rows a,
+// columns a), (a, b), (b, a), (b, b).
+__device__ __forceinline__ void write_quad(const Quad& q, int quad, uint32_t quads) {
+  ptx::store_shared(quads + quad * 512, float4{q.x[0], q.x[1], q.x[2], q.x[3]});
 }
 
-__device__ __forceinline__ Norms load_norms(const Params& p, uint32_t area, int first, const ProducerLane& me) {
-  Norms n;
-  n.qa = norm_factor(p, load_sum(area, kSumQ, first + me.token_a));
-  n.qb = norm_factor(p, load_sum(area, kSumQ, first + me.token_b));
-  n.ka = norm_factor(p, load_sum(area, kSumK, first + me.token_a));
-  n.kb = norm_factor(p, load_sum(area, kSumK, first + me.token_b));
-  return n;
-}
+// Sums of squares of this lane's tokens in a block: addresses, so that the loop over blocks carries two registers.
+struct NormView {
+  uint32_t a, b;
+  __device__ NormView(uint32_t area, const ProducerLane& me)
+      : a(area + GroupArea::kSums + me.token_a * 16), b(area + GroupArea::kSums + me.token_b * 16) {}
+  __device__ Norms load(const Params& p) const {
+    const auto factor = [&](uint32_t at, int kind) {
+      const float4 x = ptx::load_shared_f4(at + kind * 512);
+      return norm_factor(p, (x.x + x.y) + (x.z + x.w));
+    };
+    return {factor(a, kSumQ), factor(b, kSumQ), factor(a, kSumK), factor(b, kSumK)};
+  }
+  __device__ void to_next_block() { a += 256, b += 256; }
+};
 
 // Both blocks of an item: operands to the stage, partial scores to the warp's scratch.
 __device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p, const ProducerLane& me,
                                              uint32_t scratch, uint32_t area, uint32_t stage) {
   PrefixView view(scratch, me);
+  NormView sums(area, me);
+  uint32_t quads = scratch + me.lane * 16;
   const uint32_t total0 = view.fixed<15, 0>(), total1 = total0 + 2048;
   uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
   uint4 q[2] = {raw.q[0][0], raw.q[0][1]}, k[2] = {raw.k[0][0], raw.k[0][1]};
   Edges columns, k_edges, q_edges;
 #pragma unroll 1
   for (int block = 0; block < 2; ++block) {
-    const Norms norms = load_norms(p, area, 16 * block, me);
+    const Norms norms = sums.load(p);
+    sums.to_next_block();
     const uint32_t other = block == 0 ? total1 : total0;
     Quad top, lower;
     diagonal_scores(top, lower, q, k, norms, view, me);
@@ -281,8 +292,9 @@ __device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p
     chunk_operands<1>(row, k_edges.b[1], q_edges.b[1], q[1], k[1], norms.qb, norms.kb, view.b, view, other, block);
     store_operands(row, at_b);
     __syncwarp();  // block 0: prefix rows 0..7 are read no more; block 1: none is
-    write_quad(top, 2 * block, scratch, me.lane);
-    write_quad(lower, 2 * block + 1, scratch, me.lane);
+    write_quad(top, 0, quads);
+    write_quad(lower, 1, quads);
+    quads += 1024;
     if (block == 0) columns = k_edges;
     q[0] = raw.q[1][0], q[1] = raw.q[1][1], k[0] = raw.k[1][0], k[1] = raw.k[1][1];
     view.to_next_block();
@@ -291,7 +303,7 @@ __device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p
   Quad cross[4];
   cross_scores(cross, columns, k_edges, q_edges);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) write_quad(cross[i], 4 + i, scratch, me.lane);
+  for (int i = 0; i < 4; ++i) write_quad(cross[i], i, quads);
 }
 
 }  // namespace kda::cuda::prefill_fused

@@ -56,8 +56,7 @@ struct Ahead {
 struct Place {
   ProducerLane me;
   uint32_t rank, number, shared, area, group_scratch, scratch, stage, full;
-  __device__ explicit Place(uint32_t shared_base)
-      : me(ptx::thread_index_here()), rank(ptx::cluster_rank_here()), shared(renew(shared_base)) {
+  __device__ Place() : me(ptx::thread_index_here()), rank(ptx::cluster_rank_here()), shared(shared_base()) {
     number = me.group * kClusterSize + rank;  // its stage
     area = shared + Shared::kGroup + me.group * Shared::kGroupBytes;
     group_scratch = shared + Shared::kScratch + me.group * 16384;
@@ -69,10 +68,10 @@ struct Place {
 
 // First step of an item: prefix sums, norms, beta; a group barrier must follow.
 template <class C>
-__device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index, uint32_t shared,
+__device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index,
                                              Ahead<typename C::GateT>& ahead) {
   using GateT = typename C::GateT;
-  const Place at(shared);
+  const Place at;
   const ProducerLane& me = at.me;
   const int count = item_count(at.area, index);
   load_rows(raw, p, at.area, index, count, me);
@@ -85,9 +84,8 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
 
 // Second step: waits for the stage; operands and partial scores; a group barrier must follow.
 template <class C>
-__device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, uint32_t shared,
-                                                 uint32_t parity) {
-  const Place at(shared);
+__device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, uint32_t parity) {
+  const Place at;
   ptx::mbarrier_wait(at.full + kStages * 8, parity);
   const int channel = at.me.lane;
   const float total = load_prefix(at.scratch, 15, channel) + load_prefix(at.scratch, 31, channel);
@@ -139,10 +137,10 @@ __device__ __forceinline__ void keep_position(const Position& position, uint32_t
 }
 
 template <class C>
-__device__ __forceinline__ void produce(const Params& p, uint32_t shared) {
+__device__ __forceinline__ void produce(const Params& p) {
   Ahead<typename C::GateT> ahead;
   {
-    const Place at(shared);
+    const Place at;
     if (at.me.index() == 0)
       ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(blockIdx.x / kClusterSize));
     const Position position =
@@ -154,16 +152,16 @@ __device__ __forceinline__ void produce(const Params& p, uint32_t shared) {
   while (true) {
     uint32_t items_parity;
     {
-      const Place at(shared);
+      const Place at;
       const uint64_t kept = ptx::load_shared_u64(at.area + GroupArea::kPosition);
       items_parity = static_cast<uint32_t>(kept >> 32);
       if (items_parity < 2) return;
       RawRows raw;
-      prepare_rows<C>(raw, p, static_cast<int>(static_cast<uint32_t>(kept)), shared, ahead);
+      prepare_rows<C>(raw, p, static_cast<int>(static_cast<uint32_t>(kept)), ahead);
       ptx::named_barrier(1 + at.me.group, 128);
-      prepare_operands<C>(raw, p, shared, items_parity & 1);
+      prepare_operands<C>(raw, p, items_parity & 1);
     }
-    const Place next(shared);
+    const Place next;
     {
       const uint64_t same = ptx::load_shared_u64(next.area + GroupArea::kPosition);
       Position position = {static_cast<int>(static_cast<uint32_t>(same)) + kStages,
@@ -175,9 +173,9 @@ __device__ __forceinline__ void produce(const Params& p, uint32_t shared) {
       load_ahead<C>(p, position, next, ahead);
       keep_position(position, parity ^ 1, next);
     }
-    const Place solve_at(shared);
+    const Place solve_at;
     solve_item<C::kDiagonal>(p, solve_at.me, solve_at.group_scratch, solve_at.area, solve_at.stage);
-    publish_stage(Place(shared));
+    publish_stage(Place());
   }
 }
 

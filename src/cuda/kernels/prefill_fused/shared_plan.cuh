@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/mbarrier.h"
+
 namespace kda::cuda::prefill_fused {
 
 constexpr int kChunk = 32;       // tokens of an item
@@ -63,6 +65,15 @@ struct GroupArea {
   static constexpr uint32_t kProduct = 4608;  // D [16][20] fp32
   static constexpr int kProductPitch = 20;
 };
+
+extern __shared__ __align__(1024) unsigned char s_memory[];
+
+// Address of the block's shared memory, formed where it is asked for: kept, it would cost the item loops a register.
+__device__ __forceinline__ uint32_t shared_base() {
+  uint32_t base = ptx::shared_address(s_memory);
+  asm volatile("" : "+r"(base));
+  return base;
+}
 
 // Byte of the 16-byte column `column16` of row `row` in an operand of 128-byte rows with 128-byte swizzle.
 __host__ __device__ constexpr uint32_t swizzle_128(uint32_t row, uint32_t column16) {
