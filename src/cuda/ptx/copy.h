@@ -119,6 +119,11 @@ __device__ __forceinline__ void prefetch_to_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
 
+// Starts bringing `bytes` (a multiple of 16, 16-byte aligned) into the L2. One thread: lanes would take turns.
+__device__ __forceinline__ void prefetch_block_to_l2(const void* p, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ uint64_t load_shared_u64(uint32_t address) {
   uint64_t x;
   asm volatile("ld.shared.b64 %0, [%1];" : "=l"(x) : "r"(address) : "memory");

@@ -131,7 +131,7 @@ __device__ __forceinline__ void store_output(const float (&out)[16], const RowSc
     ptx::store_matrix_x4_trans(fragment_address(tile, j, me), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
                                packed[4 * j + 3]);
   __syncwarp();
-  if (p.out_row_of.data == nullptr) {
+  if (__builtin_expect(p.out_row_of.data == nullptr, 1)) {
     const uint32_t source = tile + tile_offset(me.lane >> 1, me.lane & 1);
     const uint4 x = ptx::load_shared_u4(source), y = ptx::load_shared_u4(source + 512);
     if ((me.lane >> 1) < limit) *reinterpret_cast<uint4*>(rows.out) = x;
@@ -196,7 +196,7 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
   }
   int limit = kChunk;  // first token that needs the slow path
   const uint32_t largest = __reduce_max_sync(0xffffffffu, largest_magnitude(rhs));
-  if (largest >= kLimitBits) {
+  if (__builtin_expect(largest >= kLimitBits, 0)) {
     limit = first_over_limit(rhs, me);
     clear_from(rhs, limit, me);
   }
@@ -205,14 +205,14 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
   ptx::wgmma_fence();
   apply_inverse(product, rhs, stage16);
   ptx::wgmma_commit();
-  if (largest < kCalmBits) decay_state(state, stage, me);  // while the product runs
+  if (__builtin_expect(largest < kCalmBits, 1)) decay_state(state, stage, me);  // while the product runs
   ptx::wgmma_wait<0>();
   ptx::pin_registers(product);
   ptx::pin_registers(out);
 
   uint32_t u[8];
   pack_pairs(u, product);
-  if (__any_sync(0xffffffffu, largest_magnitude(u) >= kLimitBits || limit < kChunk)) {
+  if (__builtin_expect(__any_sync(0xffffffffu, largest_magnitude(u) >= kLimitBits || limit < kChunk), 0)) {
     limit = min(limit, first_over_limit(u, me));
     clear_from(u, limit, me);
   }
@@ -220,7 +220,7 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
   uint32_t u_out[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) u_out[i] = u[i];
-  if (limit < count) {
+  if (__builtin_expect(limit < count, 0)) {
     float memory[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) memory[i] = state[i];
@@ -230,7 +230,7 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
     for (int i = 0; i < 64; ++i) state[i] = memory[i];
     rows = RowScales();
     clear_from(u, 0, me);
-  } else if (largest >= kCalmBits) {
+  } else if (__builtin_expect(largest >= kCalmBits, 0)) {
     decay_state(state, stage, me);
   }
   ptx::wgmma_fence();

@@ -15,8 +15,8 @@
 
 namespace kda::cuda::prefill_fused {
 
-constexpr int kConsumerRegisters = 184;
-constexpr int kProducerRegisters = 160;
+constexpr int kConsumerRegisters = 200;
+constexpr int kProducerRegisters = 152;
 
 // Sequence numbers by falling length, ties by number; all threads, then a barrier.
 __device__ inline void order_sequences(const Params& p, uint16_t* order) {

@@ -27,15 +27,15 @@ struct ChannelFactors {
   float fall[4];  // 2^B1 (block 0), 1 (block 1)
 };
 
-template <int kStep>
-__device__ __forceinline__ void anchored_token(AnchoredRow& rows, uint32_t (&edge)[4], OperandRow& out,
-                                               const uint4& raw_q, const uint4& raw_k, float q_norm, float k_norm,
+// Four channels of one token: tf32 operands, `edge` (block 0: column of the off-diagonal block), stage operands.
+__device__ __forceinline__ void anchored_token(AnchoredRow& rows, uint32_t (&edge)[4], uint32_t at,
+                                               const uint2& raw_q, const uint2& raw_k, float q_norm, float k_norm,
                                                uint32_t prefix_row, const ChannelFactors& channel, float scale,
                                                int block) {
   float q[4], k[4], prefix[4];
-  unpack_scaled(q, kStep == 0 ? raw_q.x : raw_q.z, kStep == 0 ? raw_q.y : raw_q.w, q_norm);
-  unpack_scaled(k, kStep == 0 ? raw_k.x : raw_k.z, kStep == 0 ? raw_k.y : raw_k.w, k_norm);
-  load_prefix4(prefix, kStep == 0 ? prefix_row : prefix_row ^ 16);
+  unpack_scaled(q, raw_q.x, raw_q.y, q_norm);
+  unpack_scaled(k, raw_k.x, raw_k.y, k_norm);
+  load_prefix4(prefix, prefix_row);
   float key[4], query[4], update[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -56,9 +56,13 @@ __device__ __forceinline__ void anchored_token(AnchoredRow& rows, uint32_t (&edg
       update[i] *= channel.fall[i];
     }
   }
-  out.key[kStep] = pack_four(key);
-  out.query[kStep] = pack_four(query);
-  pack_two_terms(update, out.high[kStep], out.low[kStep]);
+  Packed high, low;
+  pack_two_terms(update, high, low);
+  const auto put = [&](uint32_t part, const Packed& x) { ptx::store_shared(at + part, uint2{x.lo, x.hi}); };
+  put(Stage::kKeys, pack_four(key));
+  put(Stage::kQueries, pack_four(query));
+  put(Stage::kUpdateHigh, high);
+  put(Stage::kUpdateLow, low);
 }
 
 __device__ __forceinline__ void multiply_anchored(Quad& d, const AnchoredRow& rows, const uint32_t (&column)[4],
@@ -70,19 +74,27 @@ struct AnchoredScores {
   Quad top, aa, bb, cross[4];
 };
 
+// Columns of the off-diagonal block, a queue of two k-steps: block 0 fills it, block 1 empties it.
 struct AnchoredEdges {
-  uint32_t a[2][4], b[2][4];  // [k-step]
+  uint32_t a[2][4], b[2][4];
 };
 
-template <int kStep>
-__device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEdges& edges, OperandRow& out_a,
-                                              OperandRow& out_b, const uint4 (&q)[2], const uint4 (&k)[2],
-                                              const Norms& norms, uint32_t row_a, uint32_t row_b, uint32_t own_total,
-                                              uint32_t other_total, float scale, int block) {
+// Where a lane reads and writes in a k-step; `next` goes on to the following one.
+struct AnchoredPlace {
+  uint32_t row_a, row_b, own_total, other_total, at_a, at_b;
+  __device__ void to_step(int step) {
+    row_a ^= 16, row_b ^= 16, own_total ^= 16, other_total ^= 16;  // which half of 32 bytes: the swizzle's choice
+    at_a += step == 1 ? 8 : -8, at_b += step == 1 ? 8 : -8;
+  }
+};
+
+__device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEdges& edges, const uint4 (&q)[2],
+                                              const uint4 (&k)[2], const Norms& norms, const AnchoredPlace& place,
+                                              float scale, int block, int step) {
   ChannelFactors channel;
-  load_prefix4(channel.own, kStep == 0 ? own_total : own_total ^ 16);
+  load_prefix4(channel.own, place.own_total);
   float other[4];
-  load_prefix4(other, kStep == 0 ? other_total : other_total ^ 16);
+  load_prefix4(other, place.other_total);
   const float down = ptx::reciprocal_approx(scale);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -92,28 +104,32 @@ __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEd
   }
   AnchoredRow a, b;
   uint32_t edge_a[4], edge_b[4];
-  anchored_token<kStep>(a, edge_a, out_a, q[0], k[0], norms.qa, norms.ka, row_a, channel, scale, block);
-  anchored_token<kStep>(b, edge_b, out_b, q[1], k[1], norms.qb, norms.kb, row_b, channel, scale, block);
+  anchored_token(a, edge_a, place.at_a, uint2{q[0].x, q[0].y}, uint2{k[0].x, k[0].y}, norms.qa, norms.ka, place.row_a,
+                 channel, scale, block);
+  anchored_token(b, edge_b, place.at_b, uint2{q[1].x, q[1].y}, uint2{k[1].x, k[1].y}, norms.qb, norms.kb, place.row_b,
+                 channel, scale, block);
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     multiply_anchored(scores.aa, a, a.column, i);
     multiply_anchored(scores.top, b, a.column, i);
     multiply_anchored(scores.bb, b, b.column, i);
   }
-  if (block == 0) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) edges.a[kStep][i] = edge_a[i], edges.b[kStep][i] = edge_b[i];
-  } else {
-    // Zeroed here, not before the loop over blocks: in block 0 these registers are needed for the rows of block 1.
-    if (kStep == 0)
+  if (block == 1) {
+    // Zeroed here, not before the loops: in block 0 these registers are needed for the rows of block 1.
+    if (step == 0)
       for (Quad& x : scores.cross) x = Quad();
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      multiply_anchored(scores.cross[0], a, edges.a[kStep], i);
-      multiply_anchored(scores.cross[1], a, edges.b[kStep], i);
-      multiply_anchored(scores.cross[2], b, edges.a[kStep], i);
-      multiply_anchored(scores.cross[3], b, edges.b[kStep], i);
+      multiply_anchored(scores.cross[0], a, edges.a[0], i);
+      multiply_anchored(scores.cross[1], a, edges.b[0], i);
+      multiply_anchored(scores.cross[2], b, edges.a[0], i);
+      multiply_anchored(scores.cross[3], b, edges.b[0], i);
     }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    edges.a[0][i] = edges.a[1][i], edges.b[0][i] = edges.b[1][i];
+    edges.a[1][i] = edge_a[i], edges.b[1][i] = edge_b[i];
   }
 }
 
@@ -136,33 +152,38 @@ __device__ __forceinline__ void build_anchored(const RawRows& raw, const Params&
                                                uint32_t scratch, uint32_t area, uint32_t stage) {
   const float scale = anchor_scale(p);
   const uint32_t column = scratch + 2 * me.c * 16;
-  const uint32_t total0 = column + 15 * 128 + 16, total1 = total0 + 2048;  // bit 2 of row 15 swaps the k-steps
-  uint32_t row_a = scratch + prefix_offset(me.token_a, 2 * me.c);
-  uint32_t row_b = scratch + prefix_offset(me.token_b, 2 * me.c);
-  uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
+  const uint32_t total0 = column + 15 * 128 + 16;  // bit 2 of row 15 swaps the k-steps
+  AnchoredPlace place;
+  place.row_a = scratch + prefix_offset(me.token_a, 2 * me.c);
+  place.row_b = scratch + prefix_offset(me.token_b, 2 * me.c);
+  place.at_a = stage + operand_offset(me.token_a, me), place.at_b = stage + operand_offset(me.token_b, me);
+  place.own_total = total0, place.other_total = total0 + 2048;
   uint4 q[2] = {raw.q[0][0], raw.q[0][1]}, k[2] = {raw.k[0][0], raw.k[0][1]};
   NormView sums(area, me);
   uint32_t quads = scratch + me.lane * 16;
   AnchoredScores scores;
-  AnchoredEdges edges;
+  AnchoredEdges edges = {};
 #pragma unroll 1
   for (int block = 0; block < 2; ++block) {
     const Norms norms = sums.load(p);
     sums.to_next_block();
-    OperandRow out_a, out_b;
-    const uint32_t own = block == 0 ? total0 : total1, other = block == 0 ? total1 : total0;
-    anchored_step<0>(scores, edges, out_a, out_b, q, k, norms, row_a, row_b, own, other, scale, block);
-    __syncwarp();  // keeps the second step's loads out of the first: registers
-    anchored_step<1>(scores, edges, out_a, out_b, q, k, norms, row_a, row_b, own, other, scale, block);
-    store_operands(out_a, at_a);
-    store_operands(out_b, at_b);
+    scores.top = scores.aa = scores.bb = Quad();
+#pragma unroll 1
+    for (int step = 0; step < 2; ++step) {
+      anchored_step(scores, edges, q, k, norms, place, scale, block, step);
+      place.to_step(step ^ 1);
+#pragma unroll
+      for (int side = 0; side < 2; ++side)
+        q[side].x = q[side].z, q[side].y = q[side].w, k[side].x = k[side].z, k[side].y = k[side].w;
+    }
     __syncwarp();  // block 0: prefix rows 0..7 are read no more; block 1: none is
     write_quad(scores.top, 0, quads);
     write_quad(merge_anchored(scores.aa, scores.bb, me), 1, quads);
     quads += 1024;
-    scores.top = scores.aa = scores.bb = Quad();
     q[0] = raw.q[1][0], q[1] = raw.q[1][1], k[0] = raw.k[1][0], k[1] = raw.k[1][1];
-    row_a += 2048, row_b += 2048, at_a += 2048, at_b += 2048;
+    place.row_a += 2048, place.row_b += 2048, place.at_a += 2048, place.at_b += 2048;
+    const uint32_t own = place.own_total;
+    place.own_total = place.other_total, place.other_total = own;
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) write_quad(scores.cross[i], i, quads);

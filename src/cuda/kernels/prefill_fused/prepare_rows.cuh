@@ -101,6 +101,17 @@ __device__ __forceinline__ uint64_t step_bytes(uint32_t rows, uint32_t bytes) {
   return static_cast<uint64_t>(rows) * bytes;
 }
 
+// The initial state of this CTA's rows into the L2: the consumers will want it some items from now.
+__device__ __forceinline__ void prefetch_state(const Params& p, const Work& work) {
+  const Slots slots = sequence_slots(p, work.sequence);
+  if (slots.is_fresh) return;
+  const int size = p.state_in_type == Real::kF32 ? 4 : 2;
+  const int64_t row = static_cast<int64_t>(work.head) * kDim + ptx::cluster_rank() * kRowsPerCta;
+  const char* at = static_cast<const char*>(p.state_in) + (slots.read * p.state_in_stride + row * kDim) * size;
+  if ((reinterpret_cast<uintptr_t>(at) & 15) == 0)
+    ptx::prefetch_block_to_l2(at, kRowsPerCta * kDim * static_cast<uint32_t>(size));
+}
+
 // Opens a work for a group: all 128 threads; returns its items. Group barriers must separate it from readers of the
 // work before and of this one. Not inlined: runs once a work, and would cost the item loop registers.
 template <Gate kGate, class GateT>
@@ -123,6 +134,7 @@ __device__ __noinline__ int open_source(const Params& p, int64_t w, const uint16
     const float factor = gate_factor(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
     ptx::store_shared(source + Source::kFactor, factor);
   }
+  if (index == 32 && threadIdx.x < 256) prefetch_state(p, work);
   const float bias = p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(work.head) * kDim + index] : 0.0f;
   ptx::store_shared(area + GroupArea::kBias + index * 4, bias);
   return work.items;

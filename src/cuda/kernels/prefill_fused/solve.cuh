@@ -40,32 +40,32 @@ __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_sc
                                               const ProducerLane& me) {
   const int block = me.warp >> 1;
   const float4 sum = sum_quad(group_scratch, me.warp, me.lane);
-  const float diagonal[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
+#pragma unroll 1
   for (int e = 0; e < 2; ++e) {
+    const float key = e == 0 ? sum.x : sum.y, query = e == 0 ? sum.z : sum.w;
     const int column_a = (e << 2) | me.c;  // token a of lane position 2c + e
     const bool lower = (me.warp & 1) != 0;
     const bool use_a = lower && me.token_a > column_a;
     const int i = 16 * block + (use_a ? me.token_a : me.token_b);
     const int j = 16 * block + (lower && !use_a ? 15 - column_a : column_a);
     if (!lower || me.token_a != column_a) {
-      put_key_score<true>(area, i, j, diagonal[e]);
-      put_query_score(stage, i, j, diagonal[2 + e]);
+      put_key_score<true>(area, i, j, key);
+      put_query_score(stage, i, j, query);
     } else if (kDiagonal == Diagonal::kAnchored) {
-      put_query_score(stage, 16 * block + me.token_a, 16 * block + me.token_a, diagonal[e]);
-      put_query_score(stage, 16 * block + me.token_b, 16 * block + me.token_b, diagonal[2 + e]);
+      put_query_score(stage, 16 * block + me.token_a, 16 * block + me.token_a, key);
+      put_query_score(stage, 16 * block + me.token_b, 16 * block + me.token_b, query);
     }
   }
   const float4 cross_sum = sum_quad(group_scratch, 4 + me.warp, me.lane);
-  const float cross[4] = {cross_sum.x, cross_sum.y, cross_sum.z, cross_sum.w};
   const float unscale = kDiagonal == Diagonal::kAnchored ? ptx::reciprocal_approx(anchor_scale(p)) : 1.0f;
   const int i = 16 + (me.warp < 2 ? me.token_a : me.token_b);
-#pragma unroll
+#pragma unroll 1
   for (int e = 0; e < 2; ++e) {
+    const float key = e == 0 ? cross_sum.x : cross_sum.y, query = e == 0 ? cross_sum.z : cross_sum.w;
     const int column_a = (e << 2) | me.c;
     const int j = (me.warp & 1) == 0 ? column_a : 15 - column_a;
-    put_key_score<false>(area, i, j, cross[e] * unscale);
-    put_query_score(stage, i, j, cross[2 + e] * unscale);
+    put_key_score<false>(area, i, j, key * unscale);
+    put_query_score(stage, i, j, query * unscale);
   }
   if (kDiagonal == Diagonal::kDyadic && me.warp == 0) {  // M's diagonal: no decay
     const int t = me.lane;
