@@ -244,6 +244,103 @@ void bits() {
   expect_bits("N-13: alone or in the batch", alone);
 }
 
+// Sequence n of a problem, cut to `rows` tokens, alone and with a packed state.
+Problem cut_sequence(const Problem& c, const Device& d, int64_t n, int64_t rows) {
+  Problem solo = c;
+  solo.lengths = {rows};
+  solo.pad_rows = 0;
+  const int64_t at = d.begins[n], hv = c.value_heads;
+  auto cut = [&](auto& x, int64_t width) {
+    x.erase(x.begin(), x.begin() + at * width);
+    x.resize(rows * width);
+  };
+  cut(solo.q, c.heads * 128), cut(solo.k, c.heads * 128), cut(solo.v, hv * 128), cut(solo.gate, hv * 128);
+  cut(solo.beta, hv);
+  solo.state.erase(solo.state.begin(), solo.state.begin() + n * hv * 16384);
+  solo.state.resize(hv * 16384);
+  return solo;
+}
+
+// K-5: a checkpoint has the bits of a call that ends there; asking for checkpoints changes nothing else.
+void checkpoints() {
+  Problem c = basic("checkpoints", {130, 384, 64, 40, 0}, 1, 2);
+  const std::vector<std::vector<int64_t>> offsets = {
+      {64, 128, 130}, {16, 40, 384}, {64, 0, 65}, {39, 41, -3}, {0, 1, 5}};
+  for (const bool with_slots : {false, true}) {
+    Device d;
+    upload(c, d);
+    const Result plain = run(c, d);
+    const int64_t columns = 3, n = c.sequences(), floats = 2 * 16384;
+    std::vector<int64_t> table;
+    std::vector<int32_t> slots;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < columns; ++j)
+        table.push_back(offsets[i][j]),
+            slots.push_back(i == 1 && j == 1 ? -1 : static_cast<int32_t>(14 - 3 * i + j - 2));
+    Buffer offset_buffer, slot_buffer, out(n * columns * floats * 4);
+    offset_buffer.upload(table), slot_buffer.upload(slots);
+    out.fill(0x55);
+    Params& p = d.p;
+    p.checkpoints = static_cast<int32_t>(columns);
+    p.checkpoint_offsets = Table{offset_buffer.data(), columns, 1, 1};
+    p.checkpoint_out = out.data();
+    if (with_slots) {
+      p.checkpoint_slots = Table{slot_buffer.data(), columns, 1, 0};
+      p.checkpoint_slot_count = n * columns, p.checkpoint_stride = floats;
+    } else {
+      p.checkpoint_row_stride = columns * floats, p.checkpoint_stride = floats;
+    }
+    const Result with = run(c, d);
+    bool same = with.out == plain.out && with.pool == plain.pool && out.guard_intact();
+    const std::vector<float> got = out.download<float>();
+    int stored = 0;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < columns; ++j) {
+        const int64_t offset = offsets[i][j];
+        const int64_t row = with_slots ? slots[i * columns + j] : i * columns + j;
+        const bool expected = offset > 0 && offset <= c.lengths[i] && row >= 0;
+        if (row < 0) continue;
+        const float* mine = got.data() + row * floats;
+        if (!expected) {
+          uint32_t bits;
+          std::memcpy(&bits, mine, 4);
+          same = same && bits == 0x55555555u;
+          continue;
+        }
+        const Problem solo = cut_sequence(c, d, i, offset);
+        Device ds;
+        upload(solo, ds);
+        const Result r = run(solo, ds);
+        const bool equal = std::memcmp(r.pool.data(), mine, floats * 4) == 0;
+        if (!equal) std::printf("  checkpoint (%ld, %ld) differs\n", i, j);
+        same = same && equal;
+        ++stored;
+      }
+    std::printf("  %d checkpoints stored\n", stored);
+    expect_bits(with_slots ? "K-5: checkpoints by slot" : "K-5: packed checkpoints", same);
+  }
+}
+
+// R-41 and the forms of P-12: an output list, int64 offsets, begin and length.
+void output_list() {
+  Problem c = basic("out_rows", {50, 33}, 1, 1);
+  Device d;
+  upload(c, d);
+  const Result plain = run(c, d);
+  std::vector<int32_t> rows;
+  for (int i = 0; i < 83; ++i) rows.push_back(i == 7 ? 500 : 82 - i);  // row 7 is skipped
+  Buffer list;
+  list.upload(rows);
+  d.p.out_row_of = Indices{list.data(), 1, 0};
+  d.p.out_row_count = 83;
+  const Result listed = run(c, d);
+  bool same = true;
+  for (int i = 0; i < 83; ++i)
+    for (int v = 0; v < 128; ++v)
+      same = same && listed.out[(82 - i) * 128 + v] == (i == 7 ? 0x7f7f : plain.out[i * 128 + v]);
+  expect_bits("R-41: output rows by list", same);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -253,6 +350,8 @@ int main(int argc, char** argv) {
   mixed();
   distributions();
   bits();
+  checkpoints();
+  output_list();
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

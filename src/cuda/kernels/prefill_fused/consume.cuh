@@ -48,15 +48,16 @@ __device__ __forceinline__ void load_state(float (&state)[64], const Params& p, 
   }
 }
 
-__device__ __forceinline__ void store_state(const float (&state)[64], const RowScales& rows, const Params& p,
-                                            const Work& work, const Slots& slots, int row, const ConsumerLane& me) {
-  if (slots.write < 0) return;
+__device__ __forceinline__ void store_state(const float (&state)[64], const RowScales& rows,
+                                            const StateTarget& target, const Work& work, int row,
+                                            const ConsumerLane& me) {
+  if (target.base == nullptr) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int64_t at = state_offset(slots.write, p.state_out_stride, work.head, row + me.g + 8 * r, 2 * me.c);
+    const int64_t at = target.offset + state_offset(0, 0, work.head, row + me.g + 8 * r, 2 * me.c);
 #pragma unroll
     for (int n = 0; n < 16; ++n)
-      store_state_pair(p.state_out, p.state_out_type, at + 8 * n, state[4 * n + 2 * r] * rows.inverse[r],
+      store_state_pair(target.base, target.type, at + 8 * n, state[4 * n + 2 * r] * rows.inverse[r],
                        state[4 * n + 2 * r + 1] * rows.inverse[r]);
   }
 }
@@ -224,8 +225,8 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
     float memory[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) memory[i] = state[i];
-    run_slow_path<C>(p, work, item_of(work, index), limit, memory, rows.inverse[0], rows.inverse[1], row,
-                     threadIdx.x);
+    run_slow_path<C>(p, work, item_of(work, index), work.checkpoint < 0 ? limit : kChunk, memory, rows.inverse[0],
+                     rows.inverse[1], row, threadIdx.x);
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] = memory[i];
     rows = RowScales();
@@ -240,7 +241,8 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, co
   ptx::wgmma_commit();
   ptx::wgmma_wait<1>();
   ptx::pin_registers(out);
-  store_output(out, scales_of_item, p, work, cursor, index, min(limit, count), tile, row, me);
+  store_output(out, scales_of_item, p, work, cursor, index, work.checkpoint < 0 ? min(limit, count) : 0, tile, row,
+               me);
   ptx::wgmma_wait<0>();
   ptx::pin_registers(state);
 }
@@ -252,19 +254,21 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t shared, uint32
   const uint32_t tiles = shared + Shared::kValues + me.warp * 4096;
   const uint32_t barriers = shared + Shared::kBarriers;
   const uint16_t* order = sequence_order(p, shared);
-  const int64_t works = p.sequences * p.value_heads;
+  const int64_t works = work_count(p);
   uint32_t number = 0;  // items of this cluster so far
   float state[64];
-  for (int64_t w = blockIdx.x / kClusterSize; w < works; w += gridDim.x / kClusterSize) {
+  for (int64_t w = first_work(p); w < works; w = next_work(p, w)) {
     const Work work = load_work(p, w, order);
     if (work.sequence < 0) continue;
     if (!work.is_active) {
-      clear_output(p, work, row, me);
+      if (work.checkpoint < 0) clear_output(p, work, row, me);
       continue;
     }
     const Slots slots = sequence_slots(p, work.sequence);
     RowScales rows;
     RowCursor cursor = row_cursor(p, work, row, me);
+    int due = 0x7fffffff;  // items after which a checkpoint is to be stored
+    if (p.checkpoints > 0 && work.checkpoint < 0) due = next_checkpoint(p, work.sequence, work.span.length, 0);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 3; ++i) fetch_values(cursor, i, tiles, me);
@@ -277,11 +281,21 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t shared, uint32
       const uint32_t slot = number & 3;
       run_item<C>(state, rows, p, work, cursor, index, shared + Shared::kStage + slot * Stage::kStride,
                   barriers + slot * 8, (number >> 2) & 1, tiles + (index & 3) * 1024, row, me);
+      __syncwarp();  // every lane's reads of the stage before the one arrival
       if (me.lane == 0)
         ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(barriers + (kStages + slot) * 8, slot % kClusterSize));
+      if (__builtin_expect(index + 1 == due, 0)) {
+#pragma unroll 1
+        for (int c = 0; c < p.checkpoints; ++c)
+          if (is_checkpoint_due(p, work, c, due))
+            store_state(state, rows, checkpoint_target(p, work.sequence, c), work, row, me);
+        due = next_checkpoint(p, work.sequence, work.span.length, due);
+      }
     }
     ptx::copy_async_wait<0>();
-    store_state(state, rows, p, work, slots, row, me);
+    store_state(state, rows,
+                work.checkpoint < 0 ? final_target(p, slots) : checkpoint_target(p, work.sequence, work.checkpoint),
+                work, row, me);
   }
 }
 

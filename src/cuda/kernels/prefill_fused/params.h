@@ -23,6 +23,13 @@ struct Indices {
   int32_t is_wide = 0;  // 1: int64
 };
 
+// An int32 or int64 table [N, Ck]; absent if data is null.
+struct Table {
+  const void* data = nullptr;
+  int64_t row_stride = 0, column_stride = 1;  // elements
+  int32_t is_wide = 0;
+};
+
 struct Rows {
   int64_t batch = 0;  // distance of samples; only the batched form uses it
   int64_t token = 0;
@@ -68,6 +75,15 @@ struct Params {
   Indices slots, write_slots;            // absent slots: slot n = n
   const uint8_t* has_initial = nullptr;  // [N]
   int64_t has_initial_stride = 1;
+
+  // Checkpoints (K-1): the state after checkpoint_offsets[n, c] tokens goes to row checkpoint_slots[n, c] of
+  // `checkpoint_out`, or, without slots, to its packed row (n, c).
+  int32_t checkpoints = 0;  // Ck
+  Table checkpoint_offsets, checkpoint_slots;
+  void* checkpoint_out = nullptr;
+  Real checkpoint_type = Real::kF32;
+  int64_t checkpoint_slot_count = 0;                         // with slots
+  int64_t checkpoint_row_stride = 0, checkpoint_stride = 0;  // of n (packed only) and of c or the slot
 };
 
 // Launches on `stream`; `sm_count` is the device property. Returns the launch error.

@@ -28,7 +28,7 @@ template <class C>
 __device__ __noinline__ Position open_work(const Params& p, Position position, uint32_t shared, uint32_t area,
                                            int index_in_group, int group) {
   const uint16_t* order = sequence_order(p, shared);
-  const int64_t works = p.sequences * p.value_heads;
+  const int64_t works = work_count(p);
   do {
     position.index -= position.items;
     ptx::named_barrier(1 + group, 128);
@@ -36,7 +36,7 @@ __device__ __noinline__ Position open_work(const Params& p, Position position, u
     if (static_cast<int64_t>(w) >= works) return {0, 0};
     ptx::named_barrier(1 + group, 128);
     if (index_in_group == 0)
-      ptx::store_shared(area + GroupArea::kNextWork, w + static_cast<uint64_t>(gridDim.x / kClusterSize));
+      ptx::store_shared(area + GroupArea::kNextWork, static_cast<uint64_t>(next_work(p, static_cast<int64_t>(w))));
     position.items =
         open_source<C::kGate, typename C::GateT>(p, static_cast<int64_t>(w), order, area, index_in_group);
   } while (position.index >= position.items);
@@ -141,8 +141,7 @@ __device__ __forceinline__ void produce(const Params& p) {
   Ahead<typename C::GateT> ahead;
   {
     const Place at;
-    if (at.me.index() == 0)
-      ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(blockIdx.x / kClusterSize));
+    if (at.me.index() == 0) ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_work(p)));
     const Position position =
         open_work<C>(p, {static_cast<int>(at.number), 0}, at.shared, at.area, at.me.index(), at.me.group);
     load_ahead<C>(p, position, at, ahead);

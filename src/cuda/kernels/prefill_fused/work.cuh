@@ -76,12 +76,45 @@ __device__ inline Slots sequence_slots(const Params& p, int64_t n) {
   return s;
 }
 
-// One (sequence, value head).
+__device__ __forceinline__ int64_t load_index(const Table& x, int64_t row, int column) {
+  const int64_t at = row * x.row_stride + column * x.column_stride;
+  return x.is_wide ? static_cast<const int64_t*>(x.data)[at]
+                   : static_cast<int64_t>(static_cast<const int32_t*>(x.data)[at]);
+}
+
+// Where a state goes: element 0 of its value head 0; base null: nowhere.
+struct StateTarget {
+  void* base = nullptr;
+  Real type = Real::kF32;
+  int64_t offset = 0;
+};
+
+__device__ inline StateTarget final_target(const Params& p, const Slots& slots) {
+  if (slots.write < 0) return {};
+  return {p.state_out, p.state_out_type, slots.write * p.state_out_stride};
+}
+
+__device__ inline StateTarget checkpoint_target(const Params& p, int64_t sequence, int column) {
+  StateTarget target{p.checkpoint_out, p.checkpoint_type, 0};
+  if (p.checkpoint_slots.data == nullptr) {
+    target.offset = sequence * p.checkpoint_row_stride + column * p.checkpoint_stride;
+  } else {
+    const int64_t slot = load_index(p.checkpoint_slots, sequence, column);
+    if (!slot_is_live(slot, p.checkpoint_slot_count, p.null_slot)) return {};
+    target.offset = slot * p.checkpoint_stride;
+  }
+  return target;
+}
+
+// A work is one run over a (sequence, value head): the run that writes outputs and the final state, or, before it,
+// one for each checkpoint that lies inside a chunk: the call that ends there (K-5), from the same initial state.
+// Checkpoints at chunk ends are stored on the way (next_checkpoint).
 struct Work {
   int64_t sequence = 0;
   Span span;
-  int32_t head = 0;   // value head
-  int32_t items = 0;  // chunks to run; 0 for inactive sequences
+  int32_t head = 0;         // value head
+  int32_t items = 0;        // chunks to run; 0 for inactive sequences
+  int32_t checkpoint = -1;  // its column, or -1: the main run
   bool is_active = false;
 };
 
@@ -89,11 +122,26 @@ __device__ inline int64_t active_sequences(const Params& p) {
   return p.num_active != nullptr ? clamp_index(*p.num_active, 0, p.sequences) : p.sequences;
 }
 
-// Work w = rank * HV + head; `order` lists sequences, longest first, or is null.
+__device__ __forceinline__ int64_t work_count(const Params& p) {
+  return p.sequences * p.value_heads * (p.checkpoints + 1);
+}
+__device__ __forceinline__ int64_t first_work(const Params& p) {
+  return static_cast<int64_t>(blockIdx.x / kClusterSize) * (p.checkpoints + 1);
+}
+// The runs of a (sequence, head) follow one another in one cluster: the last may overwrite the initial state.
+__device__ __forceinline__ int64_t next_work(const Params& p, int64_t w) {
+  const int64_t runs = p.checkpoints + 1;
+  return w % runs + 1 < runs ? w + 1 : w + 1 + static_cast<int64_t>(gridDim.x / kClusterSize - 1) * runs;
+}
+
+// `order` lists sequences, longest first, or is null.
 __device__ inline Work load_work(const Params& p, int64_t w, const uint16_t* order) {
   Work work;
-  const int64_t rank = w / p.value_heads;
-  work.head = static_cast<int32_t>(w - rank * p.value_heads);
+  const int runs = p.checkpoints + 1;
+  const int64_t unit = w / runs;
+  const int run = static_cast<int>(w - unit * runs);
+  const int64_t rank = unit / p.value_heads;
+  work.head = static_cast<int32_t>(unit - rank * p.value_heads);
   work.sequence = order != nullptr ? order[rank] : rank;
   if (work.sequence >= active_sequences(p)) {
     work.sequence = -1;
@@ -101,8 +149,34 @@ __device__ inline Work load_work(const Params& p, int64_t w, const uint16_t* ord
   }
   work.span = sequence_span(p, work.sequence);
   work.is_active = sequence_slots(p, work.sequence).is_active;
+  if (run < p.checkpoints) {
+    work.checkpoint = run;
+    const int64_t offset = load_index(p.checkpoint_offsets, work.sequence, run);
+    const bool inside = offset > 0 && offset < work.span.length && offset % kChunk != 0;
+    if (!inside || checkpoint_target(p, work.sequence, run).base == nullptr) work.is_active = false;
+    work.span.length = offset;
+  }
   if (work.is_active) work.items = static_cast<int32_t>((work.span.length + kChunk - 1) / kChunk);
   return work;
+}
+
+// Items of the main run after which its next checkpoint at a chunk end or at the sequence's end is due.
+__device__ __noinline__ int next_checkpoint(const Params& p, int64_t sequence, int64_t length, int items_done) {
+  int next = 0x7fffffff;
+  for (int c = 0; c < p.checkpoints; ++c) {
+    const int64_t offset = load_index(p.checkpoint_offsets, sequence, c);
+    if (offset <= 0 || offset > length || (offset % kChunk != 0 && offset != length)) continue;
+    const int items = static_cast<int>((offset + kChunk - 1) / kChunk);
+    if (items > items_done && items < next) next = items;
+  }
+  return next;
+}
+
+// Is checkpoint `column` of the main run due after `items` items?
+__device__ inline bool is_checkpoint_due(const Params& p, const Work& work, int column, int items) {
+  const int64_t offset = load_index(p.checkpoint_offsets, work.sequence, column);
+  return offset > 0 && offset <= work.span.length && (offset == work.span.length || offset % kChunk == 0) &&
+         (offset + kChunk - 1) / kChunk == items;
 }
 
 // Are sequences taken longest first, by the list in shared memory?
