@@ -1,183 +1,100 @@
-// One-token decode on the CPU against an in-place scale of the same state bytes (x *= c: each byte read once and
-// written once, as decode must), same threads, same process, paired rounds in shuffled order.
+// Decode on the CPU against an in-place scale of the same state bytes (x *= c: each byte read once and written once,
+// as one-token decode must), same threads, same process, paired rounds in shuffled order.
 //
-//   bench_cpu_decode [--heads 1024] [--rounds 40] [--threads 0] [--state fp32|bf16|fp16] [--sequences 32]
-//
-// Prints the median of the rounds' ratios scale time / decode time (1 = decode moves its state as fast as a plain
-// scale) and the raw samples.
-#include <kda/kda.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
+//   bench_cpu_decode [--heads 1024] [--sequences 32] [--rounds 40] [--threads 0] [--state fp32|bf16|fp16]
+//                    [--operator decode|decode_step]
+#include "cpu_memory.h"
 
 namespace {
 
 constexpr int64_t kDim = 128;
 
-struct Options {
-  int64_t heads = 1024, sequences = 32;
-  int rounds = 40, threads = 0;
-  kda_dtype state = KDA_FP32;
+struct Shape {
+  int64_t N, H;
+  kda_dtype state;
 };
 
-Options parse(int argc, char** argv) {
-  Options o;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i], value = argv[i + 1];
-    if (name == "--heads") o.heads = std::atoll(argv[i + 1]);
-    else if (name == "--sequences") o.sequences = std::atoll(argv[i + 1]);
-    else if (name == "--rounds") o.rounds = std::atoi(argv[i + 1]);
-    else if (name == "--threads") o.threads = std::atoi(argv[i + 1]);
-    else if (name == "--state") o.state = value == "bf16" ? KDA_BF16 : value == "fp16" ? KDA_FP16 : KDA_FP32;
-    else std::fprintf(stderr, "unknown option %s\n", argv[i]), std::exit(2);
-  }
-  return o;
+kda_decode_desc decode_desc(const Shape& s) {
+  kda_decode_desc d;
+  kda_decode_desc_init(&d);
+  d.attention.num_heads = s.H;
+  d.attention.key_dim = d.attention.value_dim = kDim;
+  d.attention.gate_family = KDA_GATE_BOUNDED;
+  d.attention.lower_bound = -5;
+  d.attention.state_dtype = s.state;
+  d.max_tokens = d.max_sequences = s.N;
+  return d;
 }
 
-void check(kda_status status, const char* what) {
-  if (status == KDA_OK) return;
-  std::fprintf(stderr, "%s: %s: %s\n", what, kda_status_name(status), kda_last_error());
-  std::exit(1);
+kda_decode_args decode_args(const Shape& s, bench::Arena& arena) {
+  kda_decode_args args{};
+  args.struct_size = sizeof args;
+  args.q = arena.random(KDA_BF16, {s.N, s.H, kDim});
+  args.k = arena.random(KDA_BF16, {s.N, s.H, kDim});
+  args.v = arena.random(KDA_BF16, {s.N, s.H, kDim});
+  args.gate = arena.random(KDA_BF16, {s.N, s.H, kDim});
+  args.beta = arena.random(KDA_BF16, {s.N, s.H});
+  args.out = arena.zeros(KDA_BF16, {s.N, s.H, kDim});
+  args.state = arena.zeros(s.state, {s.N, s.H, kDim, kDim});
+  std::vector<int64_t> offsets;
+  for (int64_t n = 0; n <= s.N; ++n) offsets.push_back(n);
+  args.sequences.cu_seqlens = arena.offsets(offsets);
+  return args;
 }
 
-// Pages that were touched once and are aligned as a server's pool is.
-std::shared_ptr<char> allocate(size_t bytes) {
-  char* p = static_cast<char*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-  std::memset(p, 0, bytes);
-  return {p, std::free};
-}
-
-kda_tensor dense(void* data, kda_dtype dtype, std::vector<int64_t> shape) {
-  kda_tensor t{};
-  t.data = data;
-  t.dtype = dtype;
-  t.rank = static_cast<int32_t>(shape.size());
-  int64_t stride = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    t.shape[i] = shape[static_cast<size_t>(i)];
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
-  return t;
-}
-
-// Dense random bf16 tensor; owns its memory through `keep`.
-kda_tensor random_bf16(std::vector<std::shared_ptr<char>>& keep, std::vector<int64_t> shape) {
-  int64_t n = 1;
-  for (int64_t d : shape) n *= d;
-  keep.push_back(allocate(static_cast<size_t>(n) * 2));
-  auto* p = reinterpret_cast<uint16_t*>(keep.back().get());
-  std::mt19937 random(static_cast<uint32_t>(n));
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  for (int64_t i = 0; i < n; ++i) {
-    const float x = uniform(random);
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    p[i] = static_cast<uint16_t>(bits >> 16);
-  }
-  return dense(p, KDA_BF16, std::move(shape));
-}
-
-double seconds(const std::function<void()>& f) {
-  const auto begin = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-// x *= c over `bytes`, split evenly over the threads.
-void scale(char* data, size_t bytes, int threads) {
-  const auto part = [&](int i) {
-    auto* x = reinterpret_cast<float*>(data);
-    const size_t n = bytes / 4, begin = n * static_cast<size_t>(i) / static_cast<size_t>(threads),
-                 end = n * static_cast<size_t>(i + 1) / static_cast<size_t>(threads);
-    for (size_t j = begin; j < end; ++j) x[j] *= 0.9999f;
-  };
-  std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i) others.emplace_back(part, i);
-  part(0);
-  for (auto& t : others) t.join();
+kda_decode_step_args step_args(const Shape& s, bench::Arena& arena) {
+  kda_decode_step_args args{};
+  args.struct_size = sizeof args;
+  args.decode = decode_args(s, arena);
+  args.decode.q = args.decode.k = args.decode.v = kda_tensor{};
+  const int64_t channels = 3 * s.H * kDim;
+  args.x[0] = arena.random(KDA_BF16, {s.N, channels});
+  args.conv_weight[0] = arena.random(KDA_FP32, {channels, 4});
+  args.conv_state[0] = arena.random(KDA_BF16, {s.N, 3, channels});
+  args.z = arena.random(KDA_BF16, {s.N, s.H, kDim});
+  args.norm_weight = arena.random(KDA_FP32, {kDim});
+  return args;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Options o = parse(argc, argv);
-  const int64_t N = o.sequences, H = o.heads / o.sequences;
-  kda_context_options context_options{};
-  context_options.struct_size = sizeof context_options;
-  context_options.num_threads = o.threads;
-  kda_context* context = nullptr;
-  check(kda_context_create(&context_options, &context), "context");
-  const int threads = kda_context_num_threads(context);
-
-  kda_decode_desc desc;
-  kda_decode_desc_init(&desc);
-  desc.attention.num_heads = H;
-  desc.attention.key_dim = desc.attention.value_dim = kDim;
-  desc.attention.gate_family = KDA_GATE_BOUNDED;
-  desc.attention.lower_bound = -5;
-  desc.attention.state_dtype = o.state;
-  desc.max_tokens = desc.max_sequences = N;
+  const bench::Options o(argc, argv);
+  const Shape s{o.number("sequences", 32), o.number("heads", 1024) / o.number("sequences", 32),
+                o.dtype("state", KDA_FP32)};
+  const bool step = o.text("operator", "decode") == "decode_step";
+  kda_context* context = bench::make_context(o);
+  bench::Arena arena;
   kda_plan* plan = nullptr;
-  check(kda_decode_plan_create(context, &desc, &plan), "plan");
-
-  std::vector<std::shared_ptr<char>> keep;
   kda_decode_args args{};
-  args.struct_size = sizeof args;
-  args.q = random_bf16(keep, {N, H, kDim});
-  args.k = random_bf16(keep, {N, H, kDim});
-  args.v = random_bf16(keep, {N, H, kDim});
-  args.gate = random_bf16(keep, {N, H, kDim});
-  args.beta = random_bf16(keep, {N, H});
-  args.out = random_bf16(keep, {N, H, kDim});
-  const size_t state_bytes = static_cast<size_t>(N * H * kDim * kDim) * kda_dtype_size(o.state);
-  keep.push_back(allocate(state_bytes));
-  args.state = dense(keep.back().get(), o.state, {N, H, kDim, kDim});
-  keep.push_back(allocate(static_cast<size_t>(N + 1) * 4));
-  auto* offsets = reinterpret_cast<int32_t*>(keep.back().get());
-  for (int64_t n = 0; n <= N; ++n) offsets[n] = static_cast<int32_t>(n);
-  args.sequences.cu_seqlens = dense(offsets, KDA_INT32, {N + 1});
-  size_t workspace_bytes = 0;
-  check(kda_plan_workspace_size(plan, &workspace_bytes), "workspace");
-  keep.push_back(allocate(workspace_bytes + KDA_WORKSPACE_ALIGNMENT));
-  const kda_workspace workspace{keep.back().get(), workspace_bytes};
-
-  const auto scaled = allocate(state_bytes);
-  const auto run_decode = [&] { check(kda_decode_run(plan, &args, workspace, nullptr), "run"); };
-  const auto run_scale = [&] { scale(scaled.get(), state_bytes, threads); };
-  std::mt19937 random(1);
-  std::vector<double> ratios, decode_times, scale_times;
-  for (int i = 0; i < o.rounds + 3; ++i) {
-    double decode, scale_time;
-    if (random() & 1) decode = seconds(run_decode), scale_time = seconds(run_scale);
-    else scale_time = seconds(run_scale), decode = seconds(run_decode);
-    if (i < 3) continue;
-    decode_times.push_back(decode);
-    scale_times.push_back(scale_time);
-    ratios.push_back(scale_time / decode);
+  kda_decode_step_args fused{};
+  if (step) {
+    kda_decode_step_desc d;
+    kda_decode_step_desc_init(&d);
+    d.decode = decode_desc(s);
+    d.conv_width = 4;
+    d.conv_layout = KDA_CONV_SD;
+    bench::check(kda_decode_step_plan_create(context, &d, &plan), "plan");
+    fused = step_args(s, arena);
+  } else {
+    const kda_decode_desc d = decode_desc(s);
+    bench::check(kda_decode_plan_create(context, &d, &plan), "plan");
+    args = decode_args(s, arena);
   }
-  const auto median = [](std::vector<double> x) {
-    std::sort(x.begin(), x.end());
-    return x[x.size() / 2];
-  };
-  std::printf("decode N*H=%lld state=%s %.1f MiB threads=%d isa=%s source=%s\n", static_cast<long long>(N * H),
-              kda_dtype_name(o.state), static_cast<double>(state_bytes) / 1048576, threads, kda_plan_isa(plan),
-              kda_source_hash());
-  std::printf("scale %.3f ms (%.1f GB/s)  decode %.3f ms (%.1f GB/s)  ratio %.3f\n", 1e3 * median(scale_times),
-              2e-9 * static_cast<double>(state_bytes) / median(scale_times), 1e3 * median(decode_times),
-              2e-9 * static_cast<double>(state_bytes) / median(decode_times), median(ratios));
-  std::printf("samples (scale ms, decode ms):");
-  for (size_t i = 0; i < ratios.size(); ++i) std::printf(" %.3f,%.3f", 1e3 * scale_times[i], 1e3 * decode_times[i]);
-  std::printf("\n");
+  const kda_workspace workspace = arena.workspace(plan);
+  const size_t bytes = static_cast<size_t>(s.N * s.H * kDim * kDim) * kda_dtype_size(s.state);
+  char* const scaled = arena.bytes(bytes);
+  const int threads = kda_context_num_threads(context);
+  const std::string title = std::string(step ? "decode_step" : "decode") + " N*H=" + std::to_string(s.N * s.H) +
+                            " state=" + kda_dtype_name(s.state) + " threads=" + std::to_string(threads) +
+                            " isa=" + kda_plan_isa(plan);
+  bench::compare(
+      title, 2.0 * static_cast<double>(bytes), static_cast<int>(o.number("rounds", 40)),
+      [&] { bench::scale(scaled, bytes, threads); },
+      [&] {
+        if (step) bench::check(kda_decode_step_run(plan, &fused, workspace, nullptr), "run");
+        else bench::check(kda_decode_run(plan, &args, workspace, nullptr), "run");
+      });
   kda_plan_destroy(plan);
   kda_context_destroy(context);
   return 0;

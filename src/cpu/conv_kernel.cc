@@ -58,15 +58,13 @@ void run_as(const ConvCall& c, int part_index, int64_t c0, int64_t n, int64_t se
     }
     return;
   }
-  if (t0 == 0) {
-    const bool pooled = present(part.state);
-    const ConvPool pool = pooled ? ConvPool(part.state, c.form.layout) : ConvPool();
-    if (pooled) fold_window(c.form, pool, row, c0, n);
-    load_context(c.form, pooled ? &pool : nullptr, row, c0, n, s.history);
-    if (pooled) store_checkpoints(c, part, pool, row, seq, c0, n);
-    if (pooled) store_window(c.form, part, pool, row, c0, n);
-  }
-  convolve_tokens<Io>(c.form, part, row, c0, n, t0, t1, s, out);
+  const bool pooled = t0 == 0 && present(part.state);
+  const ConvPool pool = pooled ? ConvPool(part.state, c.form.layout) : ConvPool();
+  if (pooled) fold_window(c.form, pool, row, c0, n);
+  convolve_tokens<Io>(c.form, part, pooled ? &pool : nullptr, row, c0, n, t0, t1, s, out);
+  if (!pooled) return;
+  store_checkpoints(c, part, pool, row, seq, c0, n);
+  store_window(c.form, part, pool, row, c0, n);
 }
 
 void run(const ConvCall& c, int part, int64_t c0, int64_t n, int64_t seq, int64_t t0, float* scratch) {

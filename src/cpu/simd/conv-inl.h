@@ -5,14 +5,16 @@
 // With `stream` = the context of W-1 inputs followed by the row's inputs: rows t..t+W-1 of it make y_t. The first
 // W-1 outputs go through fp32 copies of context and inputs, all others read the inputs in place, kTokens rows at a
 // time so that a converted input serves several outputs.
-// Windows: the context is in scratch before anything is stored; columns move as bits (W-1), in ascending order,
-// which is safe in place because every column moves down.
+// Windows move after the outputs that need them (W-5); columns move as bits (W-1), in ascending order, which is safe
+// in place because every column moves down.
 #if defined(KDA_CPU_SIMD_CONV_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KDA_CPU_SIMD_CONV_INL_H_
 #undef KDA_CPU_SIMD_CONV_INL_H_
 #else
 #define KDA_CPU_SIMD_CONV_INL_H_
 #endif
+
+#include <hwy/cache_control.h>
 
 #include <algorithm>
 
@@ -24,15 +26,30 @@ namespace kda::cpu::HWY_NAMESPACE {
 
 // ---- Sums -----------------------------------------------------------------------------------------------
 
-// Outputs t of kTokens neighbouring tokens from stream rows rows[0 .. kTokens + W - 2]. kWidth 0: `width` at run
-// time.
+// Rows that the next group reads and writes, asked for while this one computes; `count` may be 0.
+template <class In, class Out>
+struct NextRows {
+  const In* const* in;
+  Out* const* out;
+  int count;
+
+  HWY_INLINE void prefetch(int64_t c) const {
+    for (int i = 0; i < count; ++i) {
+      hwy::Prefetch(in[i] + c);
+      hwy::Prefetch(out[i] + c);
+    }
+  }
+};
+
+// Outputs of kTokens neighbouring tokens from stream rows rows[0 .. kTokens + W - 2]. kWidth 0: W at run time.
 template <int kTokens, int kWidth, class In, class Out>
 HWY_INLINE void convolve_group(const ConvForm& form, const float* taps, bool bias, int64_t n, const In* const* rows,
-                               Out* const* out) {
+                               Out* const* out, const NextRows<In, Out>& next) {
   const F32 d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   constexpr int kMaxRows = kTokens - 1 + (kWidth > 0 ? kWidth : static_cast<int>(kMaxConvWidth));
   const int width = kWidth > 0 ? kWidth : static_cast<int>(form.width);
+  const bool activation = form.activation;
   const auto block = [&](int64_t c, int64_t left) HWY_ATTR {
     const bool whole = left >= lanes;
     VF x[kMaxRows], y[kTokens];
@@ -50,13 +67,17 @@ HWY_INLINE void convolve_group(const ConvForm& form, const float* taps, bool bia
       for (int t = 0; t < kTokens; ++t) y[t] = hn::Add(y[t], b);
     }
     for (int t = 0; t < kTokens; ++t) {
-      if (form.activation) y[t] = silu(d, y[t]);
+      if (activation) y[t] = silu(d, y[t]);
       if (whole) store(d, y[t], out[t] + c);
       else store_n(d, y[t], out[t] + c, static_cast<size_t>(left));
     }
   };
+  constexpr int64_t kLine = 64 / sizeof(In);
   int64_t c = 0;
-  for (; c + lanes <= n; c += lanes) block(c, lanes);
+  for (; c + lanes <= n; c += lanes) {
+    if (c % kLine == 0) next.prefetch(c);
+    block(c, lanes);
+  }
   if (c < n) block(c, n - c);
 }
 
@@ -68,10 +89,13 @@ HWY_INLINE void convolve_rows(const ConvForm& form, const float* taps, bool bias
   int64_t t = 0;
   for (; t + kTokens <= count; t += kTokens) {
     if (std::find(out + t, out + t + kTokens, nullptr) != out + t + kTokens) break;
-    convolve_group<kTokens, kWidth>(form, taps, bias, n, rows + t, out + t);
+    const int ahead = static_cast<int>(std::min<int64_t>(kTokens, count - t - kTokens));
+    const NextRows<In, Out> next{rows + t + kTokens + form.width - 1, out + t + kTokens, ahead};
+    convolve_group<kTokens, kWidth>(form, taps, bias, n, rows + t, out + t, next);
   }
   for (; t < count; ++t) {
-    if (out[t] != nullptr) convolve_group<1, kWidth>(form, taps, bias, n, rows + t, out + t);
+    const NextRows<In, Out> none{nullptr, nullptr, 0};
+    if (out[t] != nullptr) convolve_group<1, kWidth>(form, taps, bias, n, rows + t, out + t, none);
   }
 }
 
@@ -113,11 +137,20 @@ HWY_INLINE const char* input_row(const ConvForm& form, const ConvPart& part, con
   return token_row(part.x, row.span, 2, t) + c0 * static_cast<int64_t>(dtype_size(form.io_dtype));
 }
 
+template <class T>
+HWY_INLINE void load_strided(const char* from, int64_t stride, int64_t n, float* to) {
+  for (int64_t c = 0; c < n; ++c) to[c] = to_float(reinterpret_cast<const T*>(from)[c * stride]);
+}
+
 // One column of a pool, channels [c0, c0 + n), as floats.
 HWY_INLINE void load_column(const ConvPool& pool, int64_t slot, int64_t column, int64_t c0, int64_t n, float* to) {
   const char* from = pool.at(slot, column, c0);
   if (pool.channel_stride == 1) return load_any(pool.dtype, from, n, to);
-  for (int64_t c = 0; c < n; ++c) to[c] = load_one(pool.dtype, from + c * pool.channel_stride * pool.size);
+  switch (pool.dtype) {
+    case KDA_FP32: return load_strided<float>(from, pool.channel_stride, n, to);
+    case KDA_BF16: return load_strided<bf16>(from, pool.channel_stride, n, to);
+    default: return load_strided<fp16>(from, pool.channel_stride, n, to);
+  }
 }
 
 // Column := input t. Inputs of the pool's dtype are copied as bits, others are widened (to fp32, exactly).
@@ -169,7 +202,7 @@ HWY_INLINE void fold_window(const ConvForm& form, const ConvPool& pool, const Co
 
 // ---- Rows of a tile -------------------------------------------------------------------------------------
 
-// The context of a row's channels [c0, c0 + n) into scratch rows 0 .. W-2.
+// The context of a row's channels [c0, c0 + n) as floats in scratch rows 0 .. W-2.
 HWY_INLINE void load_context(const ConvForm& form, const ConvPool* pool, const ConvRow& row, int64_t c0, int64_t n,
                              float* history) {
   const int64_t offset = form.mode == KDA_CONV_COLUMNS ? row.offset : 0;
@@ -180,30 +213,43 @@ HWY_INLINE void load_context(const ConvForm& form, const ConvPool* pool, const C
   }
 }
 
-// Outputs of tokens [t0, t1), t1 - t0 <= kConvChunk, into out[t - t0]; the context is in s.history if t0 = 0.
+// Outputs of the first min(W - 1, t1) tokens, through fp32 copies of the context and the inputs; returns their
+// number.
 template <class Io>
-HWY_INLINE void convolve_tokens(const ConvForm& form, const ConvPart& part, const ConvRow& row, int64_t c0, int64_t n,
-                                int64_t t0, int64_t t1, const ConvScratch& s, Io* const* out) {
-  const int64_t context = form.width - 1;
-  const bool bias = present(part.bias);
-  int64_t t = t0;
-  if (t0 == 0) {
-    const float* rows[2 * (kMaxConvWidth - 1)];
-    const int64_t first = std::min(t1, context);
-    for (int64_t i = 0; i < context + first; ++i) {
-      float* at = s.history + i * kConvTile;
-      if (i >= context) load_any(form.io_dtype, input_row(form, part, row, c0, i - context), n, at);
-      rows[i] = at;
-    }
-    convolve(form, s.taps, bias, n, rows, out, first);
-    t = first;
+HWY_INLINE int64_t convolve_first(const ConvForm& form, const ConvPart& part, const ConvPool* pool,
+                                  const ConvRow& row, int64_t c0, int64_t n, int64_t t1, const ConvScratch& s,
+                                  Io* const* out) {
+  const int64_t context = form.width - 1, first = std::min(t1, context);
+  load_context(form, pool, row, c0, n, s.history);
+  const float* rows[2 * (kMaxConvWidth - 1)];
+  for (int64_t i = 0; i < context + first; ++i) {
+    float* at = s.history + i * kConvTile;
+    if (i >= context) load_any(form.io_dtype, input_row(form, part, row, c0, i - context), n, at);
+    rows[i] = at;
   }
+  convolve(form, s.taps, present(part.bias), n, rows, out, first);
+  return first;
+}
+
+// Outputs of tokens [t0, t1), t1 - t0 <= kConvChunk, into out[t - t0]. With t0 = 0 the context comes from the pool,
+// which may not have moved yet; null: the context is zero.
+template <class Io>
+HWY_INLINE void convolve_tokens(const ConvForm& form, const ConvPart& part, const ConvPool* pool, const ConvRow& row,
+                                int64_t c0, int64_t n, int64_t t0, int64_t t1, const ConvScratch& s, Io* const* out) {
+  const int64_t context = form.width - 1;
+  // Columns of the pool serve as stream rows where they lie if they are rows of io elements.
+  const bool in_place = pool != nullptr && !row.fresh && pool->dtype == form.io_dtype && pool->channel_stride == 1;
+  const int64_t offset = form.mode == KDA_CONV_COLUMNS ? row.offset : 0;
+  const int64_t t = t0 == 0 && !in_place ? convolve_first(form, part, pool, row, c0, n, t1, s, out) : t0;
   if (t >= t1) return;
   const Io* rows[kConvChunk + kMaxConvWidth - 1];
   for (int64_t i = 0; i < t1 - t + context; ++i) {
-    rows[i] = reinterpret_cast<const Io*>(input_row(form, part, row, c0, t - context + i));
+    const int64_t from = t - context + i;
+    const char* at =
+        from < 0 ? pool->at(row.read_slot, offset + context + from, c0) : input_row(form, part, row, c0, from);
+    rows[i] = reinterpret_cast<const Io*>(at);
   }
-  convolve(form, s.taps, bias, n, rows, out + (t - t0), t1 - t);
+  convolve(form, s.taps, present(part.bias), n, rows, out + (t - t0), t1 - t);
 }
 
 }  // namespace kda::cpu::HWY_NAMESPACE

@@ -23,7 +23,7 @@ HWY_INLINE void norm_row(const float* o, const Io* z, const float* weight, int64
   const auto scale = hn::Set(d, 1.0f / std::sqrt(mean + eps));
   const auto apply = [&](int64_t i, VF gate) HWY_ATTR {
     const auto normed = hn::Mul(hn::Mul(hn::LoadU(d, o + i), scale), hn::LoadU(d, weight + i));
-    return hn::Mul(normed, sigmoid(d, gate));
+    return hn::Mul(normed, norm_gate(d, gate));
   };
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) store(d, apply(i, load(d, z + i)), y + i);
