@@ -181,16 +181,4 @@ Problem attention_problem(const AttentionChoice& c, int64_t rows, const std::vec
   return p;
 }
 
-kda_tensor batched(kda_tensor t, int64_t B) {
-  for (int d = t.rank; d > 0; --d) {
-    t.shape[d] = t.shape[d - 1];
-    t.strides[d] = t.strides[d - 1];
-  }
-  ++t.rank;
-  t.shape[0] = B;
-  t.shape[1] /= std::max<int64_t>(B, 1);
-  t.strides[0] = t.shape[1] * t.strides[1];
-  return t;
-}
-
 }  // namespace kda::conformance

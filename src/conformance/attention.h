@@ -62,7 +62,4 @@ AttentionChoice attention_choice(const std::vector<int>& chosen, size_t first, c
 Problem attention_problem(const AttentionChoice& choice, int64_t rows, const std::vector<int64_t>& begins,
                           const std::vector<int64_t>& lengths);
 
-// [B*T, ...] as [B, T, ...].
-kda_tensor batched(kda_tensor t, int64_t B);
-
 }  // namespace kda::conformance

@@ -73,7 +73,7 @@ const char* operator_name(kda_operator op) {
 
 std::vector<Case> all_cases() {
   std::vector<Case> all;
-  for (const auto& make : {distribution_cases, prefill_cases}) {
+  for (const auto& make : {distribution_cases, prefill_cases, decode_cases}) {
     for (Case& c : make()) all.push_back(std::move(c));
   }
   return all;

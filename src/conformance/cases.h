@@ -78,6 +78,7 @@ const char* operator_name(kda_operator op);
 
 std::vector<Case> distribution_cases();  // D1..D11 (N-10): prefill; decode on the first tokens
 std::vector<Case> prefill_cases();
+std::vector<Case> decode_cases();
 // All of them, in the order of the operators.
 std::vector<Case> all_cases();
 

@@ -10,6 +10,7 @@
 #include "conformance/limits.h"
 #include "conformance/pools.h"
 #include "conformance/random.h"
+#include "conformance/tokens.h"
 
 namespace kda::conformance {
 namespace {
@@ -44,7 +45,6 @@ const std::vector<Dims> kDims = {
     {"128x128", 128, 128}, {"64x64", 64, 64}, {"128x64", 128, 64}, {"128x256", 128, 256}, {"60x60", 60, 60},
     {"100x100", 100, 100}, {"7x5", 7, 5},     {"1x1", 1, 1},       {"256x33", 256, 33},   {"48x512", 48, 512}};
 
-enum Form { kOffsets32, kOffsets64, kRanges, kBatched };
 enum Slots { kPacked, kPermuted, kSomeDead, kGapped, kApart, kNullZero, kActive };
 enum Initial { kNone, kAll, kFlags };
 enum Final { kInPlace, kPackedFinal, kNoFinal };
@@ -53,7 +53,8 @@ enum Checkpoints { kNoCheckpoints, kToSlots, kToTensor };
 struct Choice {
   AttentionChoice attention;
   std::vector<int64_t> lengths;
-  int form, slots, initial, final_state, checkpoints;
+  Form form;
+  int slots, initial, final_state, checkpoints;
   kda_dtype pool;
   bool wide_index, out_rows, invariant;
 
@@ -63,7 +64,7 @@ struct Choice {
 std::vector<Axis> axes() {
   std::vector<Axis> list = attention_axes(kHeads, kDims);
   list.push_back({"lengths", names_of(lengths_axis())});
-  list.push_back({"form", {"cu32", "cu64", "ranges", "batched"}});
+  list.push_back({"form", form_names()});
   list.push_back({"slots", {"packed", "permuted", "dead", "gapped", "apart", "null0", "active"}});
   list.push_back({"initial", {"none", "all", "flags"}});
   list.push_back({"final", {"pool", "packed", "none"}});
@@ -100,11 +101,11 @@ bool allowed(const std::vector<int>& c) {
     if (T * HV * KV > int64_t{3000} * 128 * 128 || T * HV > 16384) return false;
     const int64_t copies = static_cast<int64_t>(l.size()) * (c[kCheckpointsAxis] > kNoCheckpoints ? 3 : 1) + 3;
     if (copies * HV * KV > int64_t{1} << 22) return false;
-    if (c[kFormAxis] == kBatched && std::adjacent_find(l.begin(), l.end(), std::not_equal_to<>()) != l.end())
-      return false;
+    if (chosen(kFormAxis) && !fits(static_cast<Form>(c[kFormAxis]), l)) return false;
   }
   if (c[kSlotsAxis] == kPacked && c[kCheckpointsAxis] == kToSlots) return false;
-  if (c[kFormAxis] == kBatched && (c[kSlotsAxis] == kActive || c[kOutAxis] == 1)) return false;
+  if (c[kFormAxis] == static_cast<int>(Form::kBatched) && (c[kSlotsAxis] == kActive || c[kOutAxis] == 1))
+    return false;
   return true;
 }
 
@@ -114,7 +115,7 @@ Choice choice_of(const std::vector<int>& c) {
   Choice x;
   x.attention = attention_choice(c, 0, kHeads, kDims);
   x.lengths = lengths_axis()[static_cast<size_t>(c[i++])].values;
-  x.form = c[i++];
+  x.form = static_cast<Form>(c[i++]);
   x.slots = c[i++];
   x.initial = c[i++];
   x.final_state = c[i++];
@@ -126,30 +127,11 @@ Choice choice_of(const std::vector<int>& c) {
   return x;
 }
 
-// Where each sequence's rows lie in the step's token buffer.
-struct Rows {
-  std::vector<int64_t> begins;
-  int64_t total = 0;
-};
-
-Rows place(const Choice& c) {
-  Rows rows;
-  const size_t N = c.lengths.size();
-  rows.begins.resize(N);
-  for (size_t i = 0; i < N; ++i) {
-    const size_t n = c.form == kRanges ? N - 1 - i : i;  // ranges: back to front, with gaps
-    rows.begins[n] = rows.total;
-    rows.total += c.lengths[n] + (c.form == kRanges ? 2 : 0);
-  }
-  if (c.form == kOffsets64) rows.total += 3;  // rows behind the last offset (F20)
-  return rows;
-}
-
 // Everything of a call that is not an input of the attention itself.
 struct Call {
   kda_prefill_desc desc;
   kda_prefill_args args;  // views of what lies here and in the problem
-  Tensor offsets, begin, length, active, slots, write_slots, flags, checkpoint_offsets, checkpoint_slots, out_rows;
+  Tensor slots, write_slots, flags, checkpoint_offsets, checkpoint_slots, out_rows;
   Tensor pool, final_state, checkpoint_states, out;
 };
 
@@ -211,20 +193,7 @@ void choose_checkpoints(const Choice& c, Call& call) {
   if (c.checkpoints == kToTensor) call.checkpoint_states = Tensor(c.pool, {N, 2, a.heads.HV, a.dims.V, a.dims.K});
 }
 
-void choose_sequences(const Choice& c, const Rows& rows, Call& call) {
-  const kda_dtype index = c.form == kOffsets64 || c.wide_index ? KDA_INT64 : KDA_INT32;
-  if (c.form == kRanges) {
-    call.begin = Tensor::ints(rows.begins, index);
-    call.length = Tensor::ints(c.lengths, KDA_INT32);
-  } else if (c.form != kBatched) {
-    std::vector<int64_t> cu = {0};
-    for (int64_t n : c.lengths) cu.push_back(cu.back() + n);
-    call.offsets = Tensor::ints(cu, c.form == kOffsets64 ? KDA_INT64 : KDA_INT32);
-  }
-  if (c.slots == kActive) call.active = Tensor::ints({std::max<int64_t>(c.sequences() - 1, 0)});
-}
-
-Call make_call(const Choice& c, const Problem& p, const Rows& rows) {
+Call make_call(const Choice& c, const Problem& p, const TokenRows& rows) {
   Call call;
   call.desc = prefill_desc(p, "auto");
   call.desc.attention.state_dtype = c.pool;
@@ -240,33 +209,26 @@ Call make_call(const Choice& c, const Problem& p, const Rows& rows) {
   else choose_slots(c, call);
   fill_initial_states(c, call);
   choose_checkpoints(c, call);
-  choose_sequences(c, rows, call);
   if (c.initial == kFlags) {
     std::vector<int64_t> flags;
     for (int64_t n = 0; n < N; ++n) flags.push_back(n % 3 != 1);
     call.flags = Tensor::flags(flags);
   }
   if (c.final_state == kPackedFinal) call.final_state = Tensor(c.pool, {N, HV, a.dims.V, a.dims.K});
-  const int64_t head = a.dims.V + (a.layout == Layout::kDense ? 0 : 5);
-  call.out = Tensor(a.io, {rows.total, HV, a.dims.V}, {HV * head, head, 1}, a.layout == Layout::kDense ? 0 : 3);
-  if (c.out_rows) {  // reversed, with one entry out of range
-    std::vector<int64_t> to;
-    for (int64_t r = 0; r < rows.total; ++r) to.push_back(r == 2 ? rows.total + 4 : rows.total - 1 - r);
-    call.out_rows = Tensor::ints(to, c.wide_index ? KDA_INT64 : KDA_INT32);
-  }
+  call.out = out_buffer(a.io, rows.total, HV, a.dims.V, a.layout != Layout::kDense);
+  if (c.out_rows) call.out_rows = reversed_rows(rows.total, c.wide_index ? KDA_INT64 : KDA_INT32);
   return call;
 }
 
-void bind(const Choice& c, const Problem& p, Call& call) {
+void bind(const Choice& c, const Problem& p, const TokenRows& rows, Call& call) {
   kda_prefill_args& a = call.args = prefill_args(p);
-  a.out = call.out;
-  if (c.form == kBatched) {
-    for (kda_tensor* t : {&a.q, &a.k, &a.v, &a.gate, &a.beta, &a.out}) *t = batched(*t, c.sequences());
-  }
-  a.sequences.cu_seqlens = call.offsets;
-  a.sequences.begin = call.begin;
-  a.sequences.length = call.length;
-  a.sequences.num_active = call.active;
+  a.q = rows.view(p.q);
+  a.k = rows.view(p.k);
+  a.v = rows.view(p.v);
+  a.gate = rows.view(p.gate);
+  a.beta = rows.view(p.beta);
+  a.out = rows.view(call.out);
+  a.sequences = rows.view();
   a.state = call.pool;
   a.slots = call.slots;
   a.write_slots = call.write_slots;
@@ -291,51 +253,12 @@ Call oracle_call(const Call& call) {
   return o;
 }
 
-// Output rows in sequence order, and which of the buffer's rows the oracle wrote at all.
-struct OutRows {
-  std::vector<int64_t> order, lengths, written;
-};
-
-OutRows out_rows(const Choice& c, const Rows& rows, const Call& oracle) {
-  OutRows r;
-  for (int64_t n = 0; n < c.sequences(); ++n) {
-    int64_t kept = 0;
-    for (int64_t t = 0; t < c.lengths[static_cast<size_t>(n)]; ++t) {
-      int64_t row = rows.begins[static_cast<size_t>(n)] + t;
-      if (oracle.out_rows.present()) row = static_cast<int64_t>(oracle.out_rows.get({row}));
-      // A row that nobody wrote still holds the poison.
-      if (row < 0 || row >= rows.total || std::isnan(oracle.out.get({row, 0, 0}))) continue;
-      r.order.push_back(row);
-      ++kept;
-    }
-    r.lengths.push_back(kept);
-  }
-  r.written = r.order;
-  return r;
-}
-
-std::vector<double> gather(const Tensor& out, const std::vector<int64_t>& rows) {
-  std::vector<double> x;
-  for (int64_t r : rows) {
-    const std::vector<double> row = values(select(out, 0, r));
-    x.insert(x.end(), row.begin(), row.end());
-  }
-  return x;
-}
-
-void compare_with_oracle(const Choice& c, const Rows& rows, const Call& before, const Call& after, const Call& oracle,
-                         const Call& oracle_before, Report& report) {
+void compare_with_oracle(const Choice& c, const TokenRows& rows, const Call& before, const Call& after,
+                         const Call& oracle, const Call& oracle_before, Report& report) {
   const AttentionChoice& a = c.attention;
   const int64_t HV = a.heads.HV, VK = a.dims.V * a.dims.K;
-  const OutRows order = out_rows(c, rows, oracle);
-  report.expect_none("out: rows of no sequence", Snapshot(before.out).changes_outside(after.out, order.written));
-  const std::vector<double> got = gather(after.out, order.order);
-  int64_t shortest = 0;  // fewest rows of a sequence that has any
-  for (int64_t n : order.lengths) shortest = n > 0 && (shortest == 0 || n < shortest) ? n : shortest;
   const Limits limit = limits(a.io);
-  report.measure(
-      "out", compare_outputs(got, gather(oracle.out, order.order), order.lengths, HV, a.dims.V, absolute_floor(a.io)),
-      limit.out, a.io, static_cast<int64_t>(got.size()), shortest * a.dims.V);
+  check_out(report, "out", rows, after.out_rows, before.out, after.out, oracle.out, limit.out);
   const double state_limit = limit.state + pool_rounding(c.pool);
   check_states(report, "state", {before.pool, after.pool, oracle_before.pool, oracle.pool}, HV, VK, state_limit);
   if (after.final_state.present()) {
@@ -352,12 +275,12 @@ void compare_with_oracle(const Choice& c, const Rows& rows, const Call& before, 
 }
 
 void run(const Choice& c, const Setting& setting, Report& report) {
-  const Rows rows = place(c);
+  const TokenRows rows = place(c.form, c.lengths, c.wide_index, c.slots == kActive);
   const Problem p = attention_problem(c.attention, rows.total, rows.begins, c.lengths);
   const Call before = make_call(c, p, rows);
   Call first = before, second = before, oracle = oracle_call(before);
   const Call oracle_before = oracle;
-  for (Call* call : {&first, &second, &oracle}) bind(c, p, *call);
+  for (Call* call : {&first, &second, &oracle}) bind(c, p, rows, *call);
   first.desc.backend = second.desc.backend = setting.backend.c_str();
   Plan plan = make_plan(first.desc, setting.context), again = make_plan(second.desc, setting.other);
   Plan reference = make_plan(oracle.desc, setting.context);

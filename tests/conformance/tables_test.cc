@@ -53,6 +53,7 @@ bool turn_last_row(Tensor& t) {
 }  // namespace
 
 TEST(Tables, R61_R62_Prefill) { run_table(prefill_cases()); }
+TEST(Tables, V01_V14_Decode) { run_table(decode_cases()); }
 TEST(Tables, N09_N10_Distributions) { run_table(distribution_cases()); }
 
 // A case whose results are wrong in one row must say so.
