@@ -1,5 +1,5 @@
-// Host conversions between fp32 and the io dtypes, to nearest even (spec G-2). Through the C ABI nothing
-// converts; the replay makes its tables and reads its results itself.
+// Host conversion from fp32 to the io dtypes, to nearest even (spec G-2): the replay fills its tables itself, since
+// nothing behind the C ABI converts.
 #pragma once
 
 #include <kda/types.h>
@@ -29,31 +29,6 @@ inline uint16_t fp16_bits(float x) {
   const auto steps = static_cast<uint32_t>(std::nearbyint(std::ldexp(a, -ulp)));  // 0..2048, ties to even
   if (ulp == -24) return static_cast<uint16_t>(sign | steps);                     // subnormal, or 2^-14 by its carry
   return static_cast<uint16_t>(sign | (((static_cast<uint32_t>(ulp + 24) << 10) + steps)));
-}
-
-inline float bf16_value(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-
-inline float fp16_value(uint16_t bits) {
-  const int exponent = (bits >> 10) & 0x1f;
-  const int mantissa = bits & 0x3ff;
-  float v = 0;
-  if (exponent == 0x1f) {
-    v = mantissa ? NAN : INFINITY;
-  } else {
-    v = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                      : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
-  }
-  return (bits & 0x8000) != 0 ? -v : v;
-}
-
-// Element i of an fp32, bf16, fp16 or fp64 array.
-inline double load(const void* data, kda_dtype dtype, int64_t i) {
-  switch (dtype) {
-    case KDA_BF16: return bf16_value(static_cast<const uint16_t*>(data)[i]);
-    case KDA_FP16: return fp16_value(static_cast<const uint16_t*>(data)[i]);
-    case KDA_FP64: return static_cast<const double*>(data)[i];
-    default: return static_cast<const float*>(data)[i];
-  }
 }
 
 inline void store(void* data, kda_dtype dtype, int64_t i, float x) {

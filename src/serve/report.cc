@@ -86,12 +86,13 @@ Json verify_json(const VerifyReport& v) {
   Json worst = Json::array();
   for (const RequestError& e : v.errors) {
     worst.push_back({{"request", e.index},
-                     {"rel_l2_out", number(e.out.rel)},
-                     {"rel_l2_out_head", number(e.out.head_rel)},
-                     {"worst_head", e.out.head},
-                     {"worst_token", e.out.row},
-                     {"rel_l2_state", number(e.state.rel)},
-                     {"rel_l2_state_head", number(e.state.head_rel)},
+                     {"rel_l2_out", number(e.out.total)},
+                     {"rel_l2_out_head", number(e.out.worst_head)},
+                     {"rel_l2_out_row", number(e.out.worst_row)},
+                     {"worst_head", e.out.row_at.head},
+                     {"worst_token", e.out.row_at.token},
+                     {"rel_l2_state", number(e.state.total)},
+                     {"rel_l2_state_head", number(e.state.worst_head)},
                      {"window_equal", e.window_equal}});
   }
   return {{"requests", v.requests},

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "serve/compare.h"
+#include "conformance/compare.h"
 #include "serve/content.h"
 #include "serve/request.h"
 #include "serve/weights.h"
@@ -22,8 +22,8 @@ struct Tolerance {
 Tolerance tolerance_of(const Model& model);
 
 struct RequestError {
-  int64_t index = 0;       // of the request
-  TensorError out, state;  // the worst layer's
+  int64_t index = 0;                   // of the request
+  conformance::Comparison out, state;  // the worst layer's
   int32_t out_layer = 0, state_layer = 0;
   bool window_equal = true;
 };

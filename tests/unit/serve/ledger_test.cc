@@ -4,7 +4,6 @@
 
 #include <cmath>
 
-#include "serve/convert.h"
 #include "support.h"
 
 namespace kda::serve {
