@@ -38,7 +38,7 @@ Status Engine::load(const Trace& trace, const std::vector<int64_t>& captured) {
     r->trace = t;
     r->owner = {t.index, trace.blocks_of(t)};
     if (options_.digests) r->digest = Digest(model_.layers);
-    if (std::find(captured.begin(), captured.end(), t.index) != captured.end()) {
+    if (std::binary_search(captured.begin(), captured.end(), t.index)) {
       r->capture = std::make_unique<Capture>();
       r->capture->rows.resize(static_cast<size_t>(model_.layers));
     }

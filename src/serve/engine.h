@@ -37,7 +37,7 @@ class Engine : private Admission, private LayerObserver {
   Engine(const Model& model, const EngineOptions& options, kda_state_pool* pool, PrefixCache* cache,
          const Content& content, Executor& executor, Timeline* timeline);
 
-  // The requests of a trace; `captured` are the indexes whose results are kept for verification.
+  // The requests of a trace; `captured` are the indexes, ascending, whose results are kept for verification.
   Status load(const Trace& trace, const std::vector<int64_t>& captured);
   // Runs until all requests are done or `stop` is set. `on_step` (may be empty) is called after each step. An
   // error is one that no request can be blamed for.

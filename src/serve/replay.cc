@@ -154,7 +154,10 @@ Status Replay::verify_results(const std::atomic<bool>& stop) {
   verification_.tolerance = tolerance_of(model_);
   if (stats().interrupted || options_.verify == 0) return {};
   auto report = verify(model_, weights_, *content_, engine_->requests(), threads_, stop);
-  if (!report.ok()) return report.status();
+  if (!report.ok()) {
+    verify_interrupted_ = stop.load();
+    return report.status();
+  }
   verification_ = std::move(report.value());
   return {};
 }

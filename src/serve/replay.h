@@ -57,6 +57,8 @@ class Replay {
   const RunStats& stats() const { return engine_->stats(); }
   const VerifyReport& verification() const { return verification_; }
   const Engine& engine() const { return *engine_; }
+  // Everything that was asked for was done.
+  bool complete() const { return !stats().interrupted && !verify_interrupted_; }
   bool ok() const { return stats().failed == 0 && verification_.ok; }
 
   std::string digests_text() const;   // one line per finished request, by index
@@ -84,6 +86,7 @@ class Replay {
   std::unique_ptr<LayerExecutor> executor_;
   std::unique_ptr<Engine> engine_;
   VerifyReport verification_;
+  bool verify_interrupted_ = false;
 };
 
 }  // namespace kda::serve

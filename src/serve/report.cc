@@ -112,7 +112,7 @@ Json Replay::report() const {
   const RunStats& s = stats();
   Json j;
   j["schema_version"] = kSchemaVersion;
-  j["complete"] = !s.interrupted;
+  j["complete"] = complete();
   j["build"] = {{"version", kda_version_string()}, {"source_hash", kda_source_hash()}};
   j["config"] = config_json(options_, model_, trace_, threads_, page_bytes_);
   j["requests"] = {
@@ -157,7 +157,7 @@ std::string Replay::table() const {
   t += fmt::format("kda replay {}, model {} ({} heads, {} layer{}, {} io, {} pool), {} threads, {}{}\n",
                    options_.trace, model_.name, model_.heads, model_.layers, model_.layers == 1 ? "" : "s",
                    kda_dtype_name(model_.io_dtype), kda_dtype_name(model_.state_dtype), threads_, isa_,
-                   s.interrupted ? "  INCOMPLETE" : "");
+                   complete() ? "" : "  INCOMPLETE");
   line("requests", fmt::format("{} of {} finished, {} failed", s.finished, s.total, s.failed));
   line("prompt", fmt::format("{} tokens: {} from the cache, {} prefilled", s.prompt, s.cached, s.prefilled));
   line("decoded", options_.spec > 0

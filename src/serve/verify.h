@@ -38,7 +38,7 @@ struct VerifyReport {
   std::vector<std::string> failures;  // what was beyond its limit
 };
 
-// The `count` requests of a trace that a seed chooses.
+// The `count` requests of a trace that a seed chooses, ascending by index.
 std::vector<int64_t> choose_verified(const Trace& trace, int64_t count, uint64_t seed);
 
 // Verifies the finished requests that were captured. `stop` ends it early (FAILED_PRECONDITION).

@@ -1,6 +1,7 @@
 // The state pool through the C ABI: pages, views, ownership, folding copies, hand-over.
 #include <gtest/gtest.h>
 #include <kda/kda.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <memory>
@@ -239,6 +240,70 @@ TEST(StatePool, K10_PositionTravelsAndStartsAtZero) {
   const std::vector<int64_t> again = take(pool, 2);
   ASSERT_EQ(kda_state_pool_position(pool.get(), again[0], &position), KDA_OK);
   EXPECT_EQ(position, 0);
+}
+
+// Page stride and offsets beyond 2^31 elements and 2^32 bytes; the memory is reserved, only a few pages are touched.
+TEST(FieldCases, F24_FarPagesAreExactlyTheNamedOnes) {
+  kda_state_pool_desc d;
+  kda_state_pool_desc_init(&d);
+  d.num_layers = 1;
+  d.num_value_heads = 12;
+  d.key_dim = d.value_dim = 128;
+  d.pages = 10925;
+  size_t bytes = 0, page = 0;
+  ASSERT_EQ(kda_state_pool_size(&d, &bytes, &page), KDA_OK);
+  ASSERT_EQ(page, 786432u);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  d.memory = memory;
+  d.memory_bytes = bytes;
+  {
+    const Pool pool = make(d);
+    const std::vector<int64_t> all = take(pool, d.pages);
+    ASSERT_EQ(all[10924], 10924);
+    const kda_tensor view = state_view(pool, 0);
+    const int64_t source = 0;
+    const kda_state_columns from{&source, 1, 1};
+    float mark = 1;
+    // 2731 pages are 2^31 bytes, 10923 are 2^31 elements.
+    for (int64_t target : {2730, 2731, 5461, 5462, 10922, 10923, 10924}) {
+      const auto* at = static_cast<const char*>(memory) + static_cast<size_t>(target) * page;
+      state_at(view, 0, 0) = state_at(view, 0, 196607) = ++mark;
+      ASSERT_EQ(kda_state_pool_fold(pool.get(), &from, target), KDA_OK);
+      EXPECT_EQ(*reinterpret_cast<const float*>(at), mark);
+      EXPECT_EQ(*reinterpret_cast<const float*>(at + page - 4), mark);
+      EXPECT_NE(*reinterpret_cast<const float*>(at - 4), mark);
+      if (target + 1 < d.pages) {
+        EXPECT_EQ(*reinterpret_cast<const float*>(at + page), 0.0f);
+      }
+    }
+  }
+  munmap(memory, bytes);
+}
+
+// Tokens 62..66 are verified, four are kept, and the boundary at 64 lies inside: its snapshot comes from column 1 and
+// window offset 1 (K-9), before the next step overwrites them.
+TEST(FieldCases, F61_BoundaryCrossedByAVerifyStep) {
+  kda_state_pool_desc d = small();
+  d.num_layers = 1;
+  d.conv_channels = 1;
+  d.conv_columns = 7;  // W-1+S, S = 4
+  for (kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) {
+    d.conv_layout = layout;
+    const Pool pool = make(d);
+    const std::vector<int64_t> p = take(pool, 6);
+    const kda_tensor state = state_view(pool, 0), window = conv_view(pool, 0);
+    const bool sd = layout == KDA_CONV_SD;
+    for (int t = 0; t < 5; ++t) state_at(state, p[static_cast<size_t>(t)], 0) = static_cast<float>(62 + t + 1);
+    // W-3 after 62 tokens: the inputs of tokens 60 and 61 stay, then those of 62..66; an input is its token plus one.
+    for (int column = 0; column < 7; ++column)
+      window_at(window, sd, p[0], 0, column) = static_cast<uint16_t>(61 + column);
+    const int64_t c = 62, boundary = 64;
+    const kda_state_columns at_boundary{p.data(), 5, static_cast<int32_t>(boundary - c)};
+    ASSERT_EQ(kda_state_pool_fold(pool.get(), &at_boundary, p[5]), KDA_OK);
+    EXPECT_EQ(state_at(state, p[5], 0), 64.0f);  // 64 tokens absorbed
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(window_at(window, sd, p[5], 0, i), 62 + i);
+  }
 }
 
 class Fold : public testing::TestWithParam<kda_conv_layout> {};
