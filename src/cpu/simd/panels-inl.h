@@ -117,6 +117,10 @@ HWY_INLINE void load_panel(const HeadTask& task, int64_t column, float* HWY_REST
                            float* HWY_RESTRICT panel) {
   const int64_t K = task.key_dim;
   const auto size = static_cast<int64_t>(dtype_size(task.initial.dtype));
+  if (task.initial.data == nullptr && column + kPanel <= task.value_dim) {
+    std::memset(panel, 0, static_cast<size_t>(padded(K) * kPanel) * sizeof(float));
+    return;
+  }
   for (int block = 0; block < kPanelVectors; ++block) {
     for (int r = 0; r < kLanes; ++r) {
       const int64_t v = column + block * kLanes + r;

@@ -24,8 +24,6 @@ void expect_close(const Problem& p, const Outcome& expected, const Outcome& got,
   const Comparison state = compare_states(got.state.values(), expected.state.values(), heads, V * K);
   EXPECT_TRUE(out.within(limits.out)) << what << ", out: " << out.text();
   EXPECT_TRUE(state.within(limits.state)) << what << ", state: " << state.text();
-  if (testing::Test::HasFailure()) return;
-  std::printf("  %-40s out %.2e state %.2e\n", what.c_str(), out.total, state.total);
 }
 
 Outcome portable(const Problem& p, const std::string& isa, kda_dtype state = KDA_FP32) {
@@ -57,5 +55,63 @@ TEST_P(Distributions, N09_WithinTheLimitsOfFp32Arithmetic) {
 
 INSTANTIATE_TEST_SUITE_P(D, Distributions, testing::ValuesIn(kDistributions),
                          [](const auto& p) { return std::to_string(p.param.number); });
+
+TEST(Prefill, N09_OneRepeatedKeyWithoutDecay) {
+  Problem p = distribution(9, GateForm::kPlain, KDA_FP32);
+  p.gate.fill(0);
+  const Outcome expected = oracle(p);
+  for (const std::string& isa : isas()) {
+    if (isa != "portable") expect_close(p, expected, portable(p, isa), kFp32Degenerate, isa + " D9, g = 0");
+  }
+}
+
+TEST(Prefill, N09_RawGatesOfTheSoftplusFamily) {
+  for (int number : {4, 5, 6, 7}) {
+    const Problem p = distribution(number, GateForm::kRaw, KDA_FP32);
+    const Outcome expected = oracle(p);
+    for (const std::string& isa : isas()) {
+      if (isa != "portable")
+        expect_close(p, expected, portable(p, isa), kFp32Regular, isa + " raw D" + std::to_string(number));
+    }
+  }
+}
+
+// Every io, gate, beta and pool dtype in turn in one process, with grouped heads (F38).
+TEST(Prefill, F38_TypesOfThisCall) {
+  FieldInput input;
+  input.lengths = {37, 1, 64};
+  input.heads = 2;
+  input.value_heads = 6;
+  input.key_dim = 48;
+  input.value_dim = 72;
+  input.gate_scale = 4;
+  input.beta_scale = 3;
+  input.state_scale = 1;
+  const struct {
+    kda_dtype io, gate, beta, pool;
+    double out, state;
+  } cases[] = {
+      {KDA_FP32, KDA_FP32, KDA_FP32, KDA_FP32, 1e-5, 1e-5},
+      {KDA_BF16, KDA_BF16, KDA_FP32, KDA_FP32, 1.8e-3, 1e-5},
+      {KDA_FP16, KDA_FP32, KDA_FP16, KDA_FP32, 2.3e-4, 1e-5},
+      {KDA_BF16, KDA_FP32, KDA_BF16, KDA_BF16, 1.8e-3, 1.81e-3},
+      {KDA_FP16, KDA_FP16, KDA_FP16, KDA_FP16, 2.3e-4, 2.4e-4},
+      {KDA_FP32, KDA_FP32, KDA_FP32, KDA_BF16, 1e-5, 1.81e-3},
+  };
+  for (const auto& c : cases) {
+    input.io = c.io;
+    Problem p = field_problem(input);
+    p.spec.allow_neg_eigval = c.pool == KDA_BF16;
+    p.gate = p.gate.copy(c.gate);
+    p.spec.gate_dtype = c.gate;
+    p.beta = p.beta.copy(c.beta);
+    p.spec.beta_dtype = c.beta;
+    p.state = p.state.copy(c.pool).copy(KDA_FP32);
+    const Outcome expected = oracle(p);
+    for (const std::string& isa : isas()) {
+      expect_close(p, expected, portable(p, isa, c.pool), {c.out, c.state}, isa + " mixed types");
+    }
+  }
+}
 
 }  // namespace kda::test
