@@ -383,6 +383,26 @@ TEST_P(ConvTest, P05_P11_InactiveAndEmptyRows) {
   for (const double y : call.out[0].values()) EXPECT_EQ(y, 0);
 }
 
+TEST_P(ConvTest, F51_P14_RowsBehindTheActiveCountAndTheLastOffset) {
+  const int64_t C = 40;
+  ConvCall call(KDA_CONV_COLUMNS, {C}, backend());
+  call.make_pool(3, 3, KDA_BF16);
+  for (int64_t c = 0; c < C; ++c) call.set_window(2, c, {1, 2, 3});
+  call.weight[0] = taps({0.25, 0.5, 1, 2}, C);
+  call.x[0] = inputs({4, NAN, NAN}, C);
+  call.lengths = {1, 1};  // row 2 belongs to no sequence
+  call.slots = Tensor::ints({2, 2});
+  call.active = Tensor::ints({1});
+  call.make_outputs();
+  call.out[0].fill(7);
+  const Snapshot before(call.state[0]);
+  ASSERT_EQ(call.run(), KDA_OK) << call.message;
+  EXPECT_EQ(before.changes_outside(call.state[0], {2}), "");
+  expect_window(call, 2, {2, 3, 4});
+  EXPECT_EQ(call.out[0].get({0, 3}), round_to(KDA_BF16, silu(12.25)));
+  for (const double y : rows(call.out[0], 1, 2)) EXPECT_EQ(y, 7);
+}
+
 TEST_P(ConvTest, F22_NaNWindowsBitExactAndConfined) {
   const int64_t C = 40;
   ConvCall call(KDA_CONV_PREFILL, {C}, backend());

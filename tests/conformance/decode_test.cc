@@ -362,6 +362,29 @@ TEST_P(DecodeTest, F51_RowsBehindTheActiveCount) {
   for (const double x : rows(call.out, 5, 3)) EXPECT_EQ(x, 7);
 }
 
+TEST_P(DecodeTest, P14_RowsOfNoSequence) {
+  const Problem p = inputs({1, 2});
+  DecodeCall exact(p, backend(), 2);
+  exact.pool = canary_pool(KDA_FP32, {4, 2, 128, 128});
+  exact.slots = Tensor::of(KDA_INT32, {2, 2}, {0, 1, 2, 3});
+  DecodeCall longer = exact;
+  const auto with_tail = [](const Tensor& x) {
+    Shape shape = x.shape();
+    shape[0] += 3;
+    Tensor t = Tensor::full(x.dtype(), shape, NAN);
+    assign(narrow(t, 0, 0, x.shape()[0]), x.values());
+    return t;
+  };
+  for (Tensor* x : {&longer.p.q, &longer.p.k, &longer.p.v, &longer.p.gate, &longer.p.beta}) *x = with_tail(*x);
+  longer.desc.max_tokens = 6;
+  longer.out = Tensor::full(KDA_BF16, {6, 2, 128}, 7);
+  ASSERT_EQ(exact.run(), KDA_OK) << exact.message;
+  ASSERT_EQ(longer.run(), KDA_OK) << longer.message;
+  EXPECT_EQ(first_difference(exact.pool, longer.pool), "");
+  EXPECT_EQ(first_difference(exact.out, narrow(longer.out, 0, 0, 3)), "");
+  for (const double x : rows(longer.out, 3, 3)) ASSERT_EQ(x, 7);
+}
+
 TEST_P(DecodeTest, F50_OneTokenRowsFreshAndNot) {
   DecodeCall call(ledger({1, 1}, {3, 3}, 1), backend());
   call.pool = zero_pool(2);

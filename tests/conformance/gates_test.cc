@@ -101,6 +101,23 @@ TEST_P(GatesTest, F02_BoundedGateIsAScaledSigmoid) {
   }
 }
 
+// log(1 + e^x) is 0 in fp32 below x = -16.6: the state would never be forgotten.
+TEST_P(GatesTest, E01_SoftplusOfFarNegativeLogitsStillForgets) {
+  for (const double raw : {-17.0, -20.0, -30.0, -60.0}) {
+    Problem p = ledger({1}, {0}, 1);
+    p.spec.gate_family = KDA_GATE_SOFTPLUS;
+    p.k.fill(0);
+    p.gate.fill(raw);
+    const double a = std::exp(raw < -50 ? 50.0 : -raw - 4);  // g about -e^-4, or far below the range of 1 + e^x
+    p.A_log = Tensor::full(KDA_FP32, {1}, std::log(a));
+    p.state = Tensor::full(KDA_FP32, {1, 1, 128, 128}, 1);
+    const Outcome r = run(p);
+    const double a32 = std::exp(p.A_log.get({0}));
+    EXPECT_NEAR(r.state.get({0, 0, 5, 5}), std::exp(-a32 * std::log1p(std::exp(raw))), 2e-7 + 2e-6 * std::exp(-4))
+        << raw;
+  }
+}
+
 TEST_P(GatesTest, F03_NoOverflowInTheMaskedHalf) {
   for (const int64_t T : {64, 128}) {
     FieldInput input;

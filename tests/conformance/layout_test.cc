@@ -103,6 +103,15 @@ TEST_P(LayoutTest, F39_RefusesGateParametersOfTheWrongSize) {
   EXPECT_EQ(r.status, KDA_INVALID_ARGUMENT);
   EXPECT_NE(r.message.find("1536"), std::string::npos) << r.message;
   EXPECT_NE(r.message.find("12"), std::string::npos) << r.message;
+  // A_log counts value heads, not query heads.
+  FieldInput grouped = input;
+  grouped.heads = 4;
+  grouped.value_heads = 12;
+  p = field_problem(grouped);
+  p.A_log = Tensor::full(KDA_FP32, {4}, 0);
+  const Outcome by_query_head = prefill(p, options);
+  EXPECT_EQ(by_query_head.status, KDA_INVALID_ARGUMENT);
+  EXPECT_NE(by_query_head.message.find("A_log: wanted 12 values, got 4"), std::string::npos) << by_query_head.message;
   // Both good shapes agree.
   p = field_problem(input);
   const Outcome flat_bias = [&] {

@@ -179,6 +179,63 @@ TEST_P(RecordsTest, V10_AcceptedOutOfRangeKeepsTheRecords) {
   EXPECT_EQ(again.changes_outside(call.pool), "");
 }
 
+// W-4: commit moves the windows of the same slots by c, whatever the layout and the number of pools.
+TEST_P(RecordsTest, W04_CommitMovesTheWindows) {
+  const int64_t qk = kH * 128, v = kHV * 128, L = 3 + kWidth;
+  for (const kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) {
+    for (const int32_t parts : {1, 3}) {
+      const Problem all = inputs(12);
+      DecodeCall call = recording(gather(all, {0, 4, 8}, {4, 3, 4}), KDA_FP32, false);
+      call.pool = canary_pool(KDA_FP32, {5, kHV, 128, 128});
+      call.slots = row_of_ints({4, 1, 0});
+      add_records(call, 5);
+      ASSERT_EQ(call.run(), KDA_OK) << call.message;
+
+      kda_commit_desc d = commit_desc(all, KDA_FP32);
+      d.conv_width = 4;
+      d.conv_parts = parts;
+      d.conv_layout = layout;
+      Tensor windows[3];
+      auto args = sized<kda_commit_args>();
+      for (int i = 0; i < parts; ++i) {
+        const int64_t C = parts == 1 ? 2 * qk + v : i < 2 ? qk : v;
+        windows[i] = canary_pool(KDA_BF16, layout == KDA_CONV_SD ? Shape{5, L, C} : Shape{5, C, L}, C * L + 10, 2);
+        args.conv_state[i] = windows[i];
+      }
+      const Tensor before[3] = {windows[0], windows[1], windows[2]};
+      const Tensor accepted = Tensor::ints({3, 0, 5}), active = Tensor::ints({3});  // row 2: more than was recorded
+      args.A_log = call.p.A_log;
+      args.dt_bias = call.p.dt_bias;
+      args.state = call.pool;
+      args.slots = call.slots;
+      args.accepted = accepted;
+      args.num_active = active;
+      args.records = {call.u, call.kg, call.count, call.record_rows};
+      Plan plan = make_plan(d);
+      const Snapshot pool(call.pool);
+      ASSERT_EQ(plan.run(args), KDA_OK) << plan.message();
+      EXPECT_EQ(call.count.values(), (std::vector<double>{4, 0, 0, 0, 0}));
+      EXPECT_EQ(pool.changes_outside(call.pool, {4}), "");
+      const int dim = layout == KDA_CONV_SD ? 0 : 1;  // of the columns, in one slot
+      for (int i = 0; i < parts; ++i) {
+        EXPECT_EQ(Snapshot(before[i]).changes_outside(windows[i], {4}), "");
+        for (int64_t column = 0; column < 3; ++column) {
+          EXPECT_EQ(first_difference(select(select(windows[i], 0, 4), dim, column),
+                                     select(select(before[i], 0, 4), dim, column + 3)),
+                    "");
+        }
+      }
+      // Rows behind the active count keep state, window and records.
+      assign(active, {0});
+      assign(accepted, {1, 1, 1});
+      const Snapshot again(call.pool);
+      ASSERT_EQ(plan.run(args), KDA_OK) << plan.message();
+      EXPECT_EQ(again.changes_outside(call.pool), "");
+      EXPECT_EQ(call.count.get({0}), 4);
+    }
+  }
+}
+
 // Folded commit equals commit followed by verify_record, bit for bit, over random steps.
 TEST_P(RecordsTest, V10b_FoldEqualsCommitThenVerify) {
   for (const kda_dtype pool : {exact_pool(), KDA_BF16}) {

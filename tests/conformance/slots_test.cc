@@ -162,26 +162,41 @@ TEST_P(SlotsTest, F24_PoolOffsetsPast2To31) {
   const int64_t stride = int64_t{1} << 20, slots = 4100;
   const SparsePool memory(slots * stride * 4);
   if (!memory.ok()) GTEST_SKIP() << "no address space of " << slots * stride * 4 << " bytes";
+  const kda_tensor pool = {
+      memory.at(0), KDA_FP32, {KDA_CPU, 0}, 4, {slots, 1, 128, 128}, {stride, 128 * 128, 128, 1}};
+  const auto prefill_into = [&](int64_t slot, kda_dtype index) {
+    PrefillCall call(ledger({2}, {3, 4}, 1), backend());
+    call.slots = Tensor::ints({slot}, index);
+    call.desc.initial_state = KDA_INITIAL_ALL;
+    kda_prefill_args args = call.args();
+    args.state = pool;
+    Plan plan = make_plan(call.desc);
+    EXPECT_EQ(plan.run(args), KDA_OK) << plan.message();
+  };
+  const auto decode_into = [&](int64_t slot, kda_dtype index) {
+    DecodeCall call(ledger({2}, {3, 4}, 1), backend());
+    call.desc.store = KDA_STORE_FINAL;
+    call.slots = Tensor::ints({slot}, index);
+    kda_decode_args args = call.args();
+    args.state = pool;
+    Plan plan = make_plan(call.desc);
+    EXPECT_EQ(plan.run(args), KDA_OK) << plan.message();
+  };
   for (const int64_t slot : {511, 512, 1024, 2047, 2048, 4096}) {
     for (const kda_dtype index : {KDA_INT32, KDA_INT64}) {
-      PrefillCall call(ledger({2}, {3, 4}, 1), backend());
-      call.slots = Tensor::ints({slot}, index);
-      call.desc.initial_state = KDA_INITIAL_ALL;
-      kda_prefill_args args = call.args();
-      args.state =
-          kda_tensor{memory.at(0), KDA_FP32, {KDA_CPU, 0}, 4, {slots, 1, 128, 128}, {stride, 128 * 128, 128, 1}};
-      for (int64_t i = 0; i < 128 * 128; ++i) *memory.at(slot * stride + i) = 0;
-      // Where a 32-bit offset would land.
-      const int64_t wrapped = static_cast<int64_t>(static_cast<uint32_t>(slot * stride * 4)) / 4;
-      *memory.at(wrapped + 128 * 128) = 42;
-      Plan plan = make_plan(call.desc);
-      ASSERT_EQ(plan.run(args), KDA_OK) << plan.message();
-      std::vector<double> state;
-      for (int64_t i = 0; i < 128 * 128; ++i) state.push_back(*memory.at(slot * stride + i));
-      expect_ledger(state, {3, 4});
-      EXPECT_EQ(*memory.at(wrapped + 128 * 128), 42);
-      if (wrapped != slot * stride) {
-        EXPECT_EQ(*memory.at(wrapped + 3), 0);
+      for (const bool decode : {false, true}) {
+        for (int64_t i = 0; i < 128 * 128; ++i) *memory.at(slot * stride + i) = 0;
+        // Where a 32-bit byte offset would land: a mark that must stay, in front of where the ledger would appear.
+        const int64_t wrapped = static_cast<int64_t>(static_cast<uint32_t>(slot * stride * 4)) / 4;
+        if (wrapped != slot * stride) *memory.at(wrapped + 3) = 42;
+        if (decode) decode_into(slot, index);
+        else prefill_into(slot, index);
+        std::vector<double> state;
+        for (int64_t i = 0; i < 128 * 128; ++i) state.push_back(static_cast<double>(*memory.at(slot * stride + i)));
+        expect_ledger(state, {3, 4});
+        if (wrapped != slot * stride) {
+          EXPECT_EQ(*memory.at(wrapped + 3), 42);
+        }
       }
     }
   }
