@@ -80,40 +80,45 @@ Result<StatePoolLayout> StatePool::layout_of(const kda_state_pool_desc& desc) {
 }
 
 StatePool::StatePool(const kda_state_pool_desc& desc, const StatePoolLayout& layout, kda_device device)
-    : desc_(desc), layout_(layout), device_(device) {
-  const auto pages = static_cast<size_t>(desc.pages);
-  positions_.assign(pages, kFree);
-  free_.reserve(pages);
-  for (int64_t page = desc.pages - 1; page >= 0; --page) {
-    if (page != desc.null_slot) free_.push_back(page);
+    : desc_(desc), layout_(layout), device_(device) {}
+
+Status StatePool::take_memory() {
+  const int64_t wanted = layout_.total_bytes;
+  if (desc_.memory != nullptr) {
+    if (desc_.memory_bytes < static_cast<size_t>(wanted)) {
+      return invalid_argument("state pool memory: wanted ", wanted, " bytes, got ", desc_.memory_bytes);
+    }
+    if (reinterpret_cast<uintptr_t>(desc_.memory) % KDA_WORKSPACE_ALIGNMENT != 0) {
+      return invalid_argument("state pool memory: wanted an address aligned to ", KDA_WORKSPACE_ALIGNMENT,
+                              " bytes, got ", desc_.memory);
+    }
+    memory_ = static_cast<char*>(desc_.memory);
+    return {};
   }
+  if (device_.type != KDA_CPU) {
+    return unsupported("state pool memory: wanted the caller's memory on device ", device_name(device_.type),
+                       ", got NULL");
+  }
+  // Never written here: a page costs real memory only once it is used.
+  const int64_t rounded = round_up(wanted, KDA_WORKSPACE_ALIGNMENT);
+  owned_.reset(static_cast<char*>(std::aligned_alloc(KDA_WORKSPACE_ALIGNMENT, static_cast<size_t>(rounded))));
+  if (!owned_) return Status(KDA_OUT_OF_MEMORY, str_cat("state pool: no memory for ", wanted, " bytes"));
+  memory_ = owned_.get();
+  return {};
 }
 
 Result<std::unique_ptr<StatePool>> StatePool::create(const Context& context, const kda_state_pool_desc& desc) {
   auto layout = layout_of(desc);
   if (!layout.ok()) return layout.status();
-  const int64_t wanted = layout.value().total_bytes;
   std::unique_ptr<StatePool> pool(new StatePool(desc, layout.value(), context.device));
-  if (desc.memory != nullptr) {
-    if (desc.memory_bytes < static_cast<size_t>(wanted)) {
-      return invalid_argument("state pool memory: wanted ", wanted, " bytes, got ", desc.memory_bytes);
-    }
-    if (reinterpret_cast<uintptr_t>(desc.memory) % KDA_WORKSPACE_ALIGNMENT != 0) {
-      return invalid_argument("state pool memory: wanted an address aligned to ", KDA_WORKSPACE_ALIGNMENT,
-                              " bytes, got ", desc.memory);
-    }
-    pool->memory_ = static_cast<char*>(desc.memory);
-    return pool;
+  // The pages' memory first: its refusal of an absurd size comes before lists of that size are made.
+  KDA_RETURN_IF_ERROR(pool->take_memory());
+  const auto pages = static_cast<size_t>(desc.pages);
+  pool->positions_.assign(pages, kFree);
+  pool->free_.reserve(pages);
+  for (int64_t page = desc.pages - 1; page >= 0; --page) {
+    if (page != desc.null_slot) pool->free_.push_back(page);
   }
-  if (context.device.type != KDA_CPU) {
-    return unsupported("state pool memory: wanted the caller's memory on device ", device_name(context.device.type),
-                       ", got NULL");
-  }
-  // Never written here: a page costs real memory only once it is used.
-  const int64_t rounded = round_up(wanted, KDA_WORKSPACE_ALIGNMENT);
-  pool->owned_.reset(static_cast<char*>(std::aligned_alloc(KDA_WORKSPACE_ALIGNMENT, static_cast<size_t>(rounded))));
-  if (!pool->owned_) return Status(KDA_OUT_OF_MEMORY, str_cat("state pool: no memory for ", wanted, " bytes"));
-  pool->memory_ = pool->owned_.get();
   return pool;
 }
 

@@ -48,6 +48,9 @@ class StatePool {
  private:
   StatePool(const kda_state_pool_desc& desc, const StatePoolLayout& layout, kda_device device);
 
+  // The caller's memory, or its own.
+  Status take_memory();
+
   struct FreeMemory {
     void operator()(char* memory) const;
   };
