@@ -33,7 +33,7 @@ KDA_API const char* kda_cpu_isas(void);
 
 /* ---- Logging ------------------------------------------------------------------------------------ */
 
-typedef enum kda_log_level { KDA_LOG_INFO = 1, KDA_LOG_WARNING = 2 } kda_log_level;
+typedef KDA_ENUM(kda_log_level) { KDA_LOG_INFO = 1, KDA_LOG_WARNING = 2 } kda_log_level;
 typedef void (*kda_log_fn)(void* user, kda_log_level level, const char* message);
 
 /* Installs the process's log callback; NULL restores the default, which writes warnings to standard error,
@@ -96,7 +96,7 @@ KDA_API kda_status kda_context_set_launch_observer(kda_context* context, kda_lau
 
 /* ---- Plans -------------------------------------------------------------------------------------- */
 
-typedef enum kda_operator {
+typedef KDA_ENUM(kda_operator) {
   KDA_OP_PREFILL = 1,
   KDA_OP_DECODE = 2, /* decode, verify and verify_record */
   KDA_OP_COMMIT = 3,

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-typedef enum kda_conv_mode {
+typedef KDA_ENUM(kda_conv_mode) {
   KDA_CONV_PREFILL = 1, /* varlen, window = last W-1 inputs (spec W-2) */
   KDA_CONV_COLUMNS = 2, /* decode and verify with offset accepted-1 (spec W-3) */
   KDA_CONV_RECORDS = 3  /* recover mode: x_t goes to column W-1+t (spec W-4) */

@@ -9,12 +9,12 @@ extern "C" {
 #endif
 
 /* How the states of a row's tokens are kept. */
-typedef enum kda_decode_mode {
+typedef KDA_ENUM(kda_decode_mode) {
   KDA_DECODE_COLUMNS = 0, /* a state per token: slots [N, width] (spec V-1..V-9) */
   KDA_DECODE_RECORDS = 1  /* one state and a record per token: verify_record + commit (spec V-10) */
 } kda_decode_mode;
 
-typedef enum kda_store {
+typedef KDA_ENUM(kda_store) {
   KDA_STORE_PER_TOKEN = 0, /* state after token t goes to slots[n, t] (spec V-3) */
   KDA_STORE_FINAL = 1      /* only the last one, to slots[n, 0] */
 } kda_store;

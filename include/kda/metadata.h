@@ -24,10 +24,10 @@
 extern "C" {
 #endif
 
-typedef enum kda_metadata_mode { KDA_METADATA_BY_ROLE = 0, KDA_METADATA_BY_DRAFTS = 1 } kda_metadata_mode;
+typedef KDA_ENUM(kda_metadata_mode) { KDA_METADATA_BY_ROLE = 0, KDA_METADATA_BY_DRAFTS = 1 } kda_metadata_mode;
 
 /* Elements of `counts`, int32 (spec M-10). */
-typedef enum kda_metadata_count {
+typedef KDA_ENUM(kda_metadata_count) {
   KDA_COUNT_PREFILLS = 0,
   KDA_COUNT_PREFILL_TOKENS = 1,
   KDA_COUNT_DECODES = 2,

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-typedef enum kda_segments { KDA_SEGMENTS_AUTO = 0, KDA_SEGMENTS_OFF = 1 } kda_segments;
+typedef KDA_ENUM(kda_segments) { KDA_SEGMENTS_AUTO = 0, KDA_SEGMENTS_OFF = 1 } kda_segments;
 
 typedef struct kda_prefill_args kda_prefill_args;
 

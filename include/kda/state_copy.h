@@ -93,7 +93,7 @@ KDA_API kda_status kda_state_copy_plan_info(const kda_plan* plan, kda_state_copy
  * Sets are independent of one another; nothing is kept per process (spec Y-5). */
 typedef struct kda_copy_set kda_copy_set;
 
-typedef enum kda_copy_set_state {
+typedef KDA_ENUM(kda_copy_set_state) {
   KDA_COPY_SET_EMPTY = 0,
   KDA_COPY_SET_PREPARING = 1,
   KDA_COPY_SET_SEALED = 2,

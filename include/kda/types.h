@@ -33,6 +33,13 @@
 #define KDA_API
 #endif
 
+/* Enumerations have a fixed width in C++ too, so that any number a caller puts in can be looked at and refused. */
+#ifdef __cplusplus
+#define KDA_ENUM(name) enum name : int32_t
+#else
+#define KDA_ENUM(name) enum name
+#endif
+
 #define KDA_VERSION_MAJOR 0
 #define KDA_VERSION_MINOR 1
 #define KDA_VERSION_PATCH 0
@@ -49,7 +56,7 @@ extern "C" {
 #define KDA_MAX_RANK 6
 
 /* Status codes, frozen (spec G-4). */
-typedef enum kda_status {
+typedef KDA_ENUM(kda_status) {
   KDA_OK = 0,
   KDA_INVALID_ARGUMENT = 1,    /* an argument is wrong; the message names it */
   KDA_UNSUPPORTED = 2,         /* valid, but no (named) candidate can serve it; the message lists why */
@@ -62,7 +69,7 @@ typedef enum kda_status {
 } kda_status;
 
 /* Element types. */
-typedef enum kda_dtype {
+typedef KDA_ENUM(kda_dtype) {
   KDA_DTYPE_NONE = 0,
   KDA_FP32 = 1,
   KDA_BF16 = 2,
@@ -76,7 +83,7 @@ typedef enum kda_dtype {
   KDA_UINT8 = 10
 } kda_dtype;
 
-typedef enum kda_device_type { KDA_CPU = 0, KDA_CUDA = 1 } kda_device_type;
+typedef KDA_ENUM(kda_device_type) { KDA_CPU = 0, KDA_CUDA = 1 } kda_device_type;
 
 typedef struct kda_device {
   kda_device_type type;
@@ -95,16 +102,16 @@ typedef struct kda_tensor {
 
 /* Gate families (spec E-1), x = raw + dt_bias, a = exp(A_log):
  * softplus g = -a*softplus(x); bounded g = lower_bound*sigmoid(a*x); plain: g <= 0 given. */
-typedef enum kda_gate_family { KDA_GATE_SOFTPLUS = 1, KDA_GATE_BOUNDED = 2, KDA_GATE_PLAIN = 3 } kda_gate_family;
+typedef KDA_ENUM(kda_gate_family) { KDA_GATE_SOFTPLUS = 1, KDA_GATE_BOUNDED = 2, KDA_GATE_PLAIN = 3 } kda_gate_family;
 
 /* Beta (spec E-5): logits through a sigmoid, or the values themselves (then fp32). */
-typedef enum kda_beta_form { KDA_BETA_LOGITS = 1, KDA_BETA_PLAIN = 2 } kda_beta_form;
+typedef KDA_ENUM(kda_beta_form) { KDA_BETA_LOGITS = 1, KDA_BETA_PLAIN = 2 } kda_beta_form;
 
 /* Where a call's states come from (spec P-9): nowhere (all fresh), every active slot, or by flag vector. */
-typedef enum kda_initial_state { KDA_INITIAL_NONE = 1, KDA_INITIAL_ALL = 2, KDA_INITIAL_FLAGS = 3 } kda_initial_state;
+typedef KDA_ENUM(kda_initial_state) { KDA_INITIAL_NONE = 1, KDA_INITIAL_ALL = 2, KDA_INITIAL_FLAGS = 3 } kda_initial_state;
 
 /* Conv pool layouts (spec P-2), told apart by this field, never by shape. */
-typedef enum kda_conv_layout {
+typedef KDA_ENUM(kda_conv_layout) {
   KDA_CONV_SD = 1, /* [slots, L, channels], channel fastest */
   KDA_CONV_DS = 2  /* [slots, channels, L], column fastest */
 } kda_conv_layout;
