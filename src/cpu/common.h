@@ -11,6 +11,10 @@ namespace kda::cpu {
 constexpr int64_t kRowPad = 16;
 constexpr int64_t padded(int64_t n) { return (n + kRowPad - 1) / kRowPad * kRowPad; }
 
+// Head sizes that every operator serves (spec Z-9).
+constexpr int64_t kMaxKeyDim = 256;
+constexpr int64_t kMaxValueDim = 1024;
+
 // Gate constants of one value head (spec E-1).
 struct GateHead {
   kda_gate_family family = KDA_GATE_SOFTPLUS;

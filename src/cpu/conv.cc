@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "cpu/attention_gates.h"
 #include "cpu/candidates.h"
 #include "cpu/conv_call.h"
 #include "cpu/denormals.h"
@@ -84,7 +85,7 @@ class ConvKernel final : public Kernel<Conv> {
 
 struct ConvGates {
   static void check(const kda_conv_desc& d, Refusals& refusals) {
-    if (d.out_dtype != d.io_dtype) refusals.add("out_dtype", dtype_name(d.io_dtype), dtype_name(d.out_dtype));
+    check_out_dtype(d.io_dtype, d.out_dtype, refusals);
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/tensor.h"
+#include "cpu/attention_gates.h"
 #include "cpu/candidates.h"
 #include "cpu/common.h"
 #include "cpu/denormals.h"
@@ -43,7 +44,7 @@ class GatedNormKernel final : public Kernel<GatedNorm> {
 
 struct GatedNormGates {
   static void check(const kda_gated_norm_desc& d, Refusals& refusals) {
-    if (d.out_dtype != d.io_dtype) refusals.add("out_dtype", dtype_name(d.io_dtype), dtype_name(d.out_dtype));
+    check_out_dtype(d.io_dtype, d.out_dtype, refusals);
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "core/rows.h"
+#include "cpu/attention_gates.h"
 #include "cpu/prefill_kernel.h"
 
 namespace kda::cpu {
@@ -48,12 +49,6 @@ void fill_inputs(const kda_attention_spec& a, const Args& args, const TokenSpan&
     task.gate_scale = static_cast<float>(std::exp(double{static_cast<const float*>(args.A_log.data)[hv]}));
   }
   if (present(args.dt_bias)) task.gate_bias = static_cast<const float*>(args.dt_bias.data) + hv * a.key_dim;
-}
-
-// Adds the gates that every operator over tokens has on the CPU (spec Z-9, R-14).
-inline void check_attention(const kda_attention_spec& a, Refusals& refusals) {
-  if (a.key_dim > kMaxKeyDim) refusals.add("head_dim", "K <= 256", a.key_dim);
-  if (a.value_dim > kMaxValueDim) refusals.add("head_dim", "V <= 1024", a.value_dim);
 }
 
 // Sequences in the order in which they become tasks: longest first, equal ones by number, so that the last

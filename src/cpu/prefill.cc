@@ -160,11 +160,7 @@ class PortablePrefill final : public Candidate<Prefill> {
   std::string_view name() const override { return "portable"; }
   kda_device_type device() const override { return KDA_CPU; }
   void check(const kda_prefill_desc& desc, const Context&, Refusals& refusals) const override {
-    check_attention(desc.attention, refusals);
-    if (desc.attention.out_dtype != desc.attention.io_dtype) {
-      refusals.add("io_dtype", str_cat("out in ", dtype_name(desc.attention.io_dtype), " as q, k, v"),
-                   dtype_name(desc.attention.out_dtype));
-    }
+    check_attention_gates(desc.attention, refusals);
   }
   Result<std::unique_ptr<Kernel<Prefill>>> create(const kda_prefill_desc& desc, const Context& context,
                                                   WorkspaceBook& book) const override {

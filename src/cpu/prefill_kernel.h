@@ -5,13 +5,12 @@
 #include <cstdint>
 
 #include "base/tensor.h"
+#include "cpu/common.h"
 #include "cpu/isa.h"
 #include "kda/kda.h"
 
 namespace kda::cpu {
 
-inline constexpr int64_t kMaxKeyDim = 256;     // spec Z-9
-inline constexpr int64_t kMaxValueDim = 1024;  // spec Z-9
 
 // Rows of one head: row t starts at data + t * stride and holds dense elements. Absent: data == nullptr.
 struct TokenRows {

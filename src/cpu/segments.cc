@@ -129,7 +129,7 @@ class PortableSummary final : public Candidate<SegmentSummary> {
   std::string_view name() const override { return "portable"; }
   kda_device_type device() const override { return KDA_CPU; }
   void check(const kda_prefill_desc& desc, const Context&, Refusals& refusals) const override {
-    check_attention(desc.attention, refusals);
+    check_head_dims(desc.attention.key_dim, desc.attention.value_dim, refusals);
   }
   Result<std::unique_ptr<Kernel<SegmentSummary>>> create(const kda_prefill_desc& desc, const Context& context,
                                                          WorkspaceBook& book) const override {
@@ -142,8 +142,7 @@ class PortableMerge final : public Candidate<SegmentMerge> {
   std::string_view name() const override { return "portable"; }
   kda_device_type device() const override { return KDA_CPU; }
   void check(const kda_segment_merge_desc& desc, const Context&, Refusals& refusals) const override {
-    if (desc.key_dim > kMaxKeyDim) refusals.add("head_dim", "K <= 256", desc.key_dim);
-    if (desc.value_dim > kMaxValueDim) refusals.add("head_dim", "V <= 1024", desc.value_dim);
+    check_head_dims(desc.key_dim, desc.value_dim, refusals);
   }
   Result<std::unique_ptr<Kernel<SegmentMerge>>> create(const kda_segment_merge_desc& desc, const Context& context,
                                                        WorkspaceBook& book) const override {

@@ -91,8 +91,7 @@ Path::Path(const StepShape& shape, const StepWeights& weights, Mode mode, bool f
   columns_ = mode == Mode::columns ? s_.width : 1;
   const int64_t slots = requests * columns_ + 2, payload = s_.HV * s_.V * s_.K;
   pool_ = canary_pool(s_.state, {slots, s_.HV, s_.V, s_.K}, payload + 5, 3);
-  const bool records = mode == Mode::records || mode == Mode::fold;
-  const int64_t L = s_.W - 1 + (mode == Mode::plain ? 1 : s_.width) - (records ? 0 : 1);
+  const int64_t L = s_.W - 1 + (mode == Mode::plain ? 1 : s_.width) - (records() ? 0 : 1);
   for (int part = 0; part < s_.parts; ++part) {
     const int64_t n = part_channels(s_, part);
     const bool sd = s_.layout == KDA_CONV_SD;
@@ -102,7 +101,7 @@ Path::Path(const StepShape& shape, const StepWeights& weights, Mode mode, bool f
     fill(select(pool_.view(), 0, slot(r, 0)), 0);
     for (int part = 0; part < s_.parts; ++part) fill(select(conv_[part].view(), 0, slot(r, 0)), 0);
   }
-  if (!records) return;
+  if (!records()) return;
   u_ = Tensor(KDA_FP32, {slots, s_.HV, s_.width, s_.V});
   kg_ = Tensor(s_.gate, {slots, s_.HV, s_.width, 2 * s_.K});
   count_ = Tensor::full(KDA_INT32, {slots}, 0);
@@ -117,37 +116,56 @@ std::string Path::name() const {
   return std::string(mode_name(mode_)) + (fused_ ? " decode_step" : " chain") + " on " + s_.isa;
 }
 
-std::vector<std::vector<std::string>> Path::step(const std::vector<StepRow>& rows) {
-  std::vector<int64_t> offsets = {0}, slots, accepted, order;
-  for (const StepRow& row : rows) {
-    offsets.push_back(offsets.back() + static_cast<int64_t>(row.variants.size()));
-    for (int64_t c = 0; c < columns_; ++c) slots.push_back(slot(row.request, c));
-    accepted.push_back(row.accepted);
-  }
-  const int64_t T = offsets.back(), N = static_cast<int64_t>(rows.size());
-  Tensor x[3], gate(s_.gate, {T, s_.HV, s_.K}), beta(s_.io, {T, s_.HV}), z(s_.io, {T, s_.HV, s_.V});
-  for (int part = 0; part < s_.parts; ++part) x[part] = Tensor(s_.io, {T, part_channels(s_, part)});
-  for (size_t n = 0; n < rows.size(); ++n) {
-    for (size_t t = 0; t < rows[n].variants.size(); ++t) {
-      const Content c{rows[n].request, rows[n].position + static_cast<int64_t>(t), rows[n].variants[t]};
-      const int64_t at = offsets[n] + static_cast<int64_t>(t);
-      const auto qkv = token_values(c, 11, s_.channels(), 1);
-      int64_t first = 0;
-      for (int part = 0; part < s_.parts; ++part) {
-        const int64_t count = part_channels(s_, part);
-        assign(select(x[part].view(), 0, at), {qkv.begin() + first, qkv.begin() + first + count});
-        first += count;
+// The tensors of one step, one row after another.
+struct Path::Inputs {
+  std::vector<int64_t> offsets = {0};
+  int64_t T = 0, N = 0;
+  Tensor x[3], gate, beta, z, cu, slots, accepted, out;
+
+  Inputs(const StepShape& s, const Path& path, const std::vector<StepRow>& rows) {
+    std::vector<int64_t> slot_list, accepted_list;
+    for (const StepRow& row : rows) {
+      offsets.push_back(offsets.back() + static_cast<int64_t>(row.variants.size()));
+      for (int64_t c = 0; c < path.columns_; ++c) slot_list.push_back(path.slot(row.request, c));
+      accepted_list.push_back(row.accepted);
+    }
+    T = offsets.back();
+    N = static_cast<int64_t>(rows.size());
+    for (int part = 0; part < s.parts; ++part) x[part] = Tensor(s.io, {T, part_channels(s, part)});
+    gate = Tensor(s.gate, {T, s.HV, s.K});
+    beta = Tensor(s.io, {T, s.HV});
+    z = Tensor(s.io, {T, s.HV, s.V});
+    out = Tensor(s.io, {T, s.HV, s.V});
+    cu = Tensor::ints(offsets);
+    slots = Tensor::ints(slot_list, N % 2 ? KDA_INT32 : KDA_INT64);
+    accepted = Tensor::ints(accepted_list);
+    for (size_t n = 0; n < rows.size(); ++n) {
+      for (size_t t = 0; t < rows[n].variants.size(); ++t) {
+        const auto at = static_cast<int64_t>(t);
+        fill_token(s, {rows[n].request, rows[n].position + at, rows[n].variants[t]}, offsets[n] + at);
       }
-      auto g = token_values(c, 12, s_.HV * s_.K, 3);
-      if (s_.family == KDA_GATE_PLAIN) {
-        for (double& value : g) value = -std::fabs(value);
-      }
-      assign(select(gate.view(), 0, at), g);
-      assign(select(beta.view(), 0, at), token_values(c, 13, s_.HV, 3));
-      assign(select(z.view(), 0, at), token_values(c, 14, s_.HV * s_.V, 2));
     }
   }
 
+  void fill_token(const StepShape& s, const Content& c, int64_t at) {
+    const auto qkv = token_values(c, 11, s.channels(), 1);
+    int64_t first = 0;
+    for (int part = 0; part < s.parts; ++part) {
+      const int64_t count = part_channels(s, part);
+      assign(select(x[part].view(), 0, at), {qkv.begin() + first, qkv.begin() + first + count});
+      first += count;
+    }
+    auto g = token_values(c, 12, s.HV * s.K, 3);
+    if (s.family == KDA_GATE_PLAIN) {
+      for (double& value : g) value = -std::fabs(value);
+    }
+    assign(select(gate.view(), 0, at), g);
+    assign(select(beta.view(), 0, at), token_values(c, 13, s.HV, 3));
+    assign(select(z.view(), 0, at), token_values(c, 14, s.HV * s.V, 2));
+  }
+};
+
+kda_decode_step_desc Path::step_desc(int64_t T, int64_t N) const {
   kda_decode_step_desc d;
   kda_decode_step_desc_init(&d);
   d.decode.attention = s_.spec();
@@ -155,105 +173,113 @@ std::vector<std::vector<std::string>> Path::step(const std::vector<StepRow>& row
   d.decode.max_tokens = T;
   d.decode.max_sequences = N;
   d.decode.width = mode_ == Mode::plain ? 1 : s_.width;
-  const bool records = mode_ == Mode::records || mode_ == Mode::fold;
-  d.decode.mode = records ? KDA_DECODE_RECORDS : KDA_DECODE_COLUMNS;
+  d.decode.mode = records() ? KDA_DECODE_RECORDS : KDA_DECODE_COLUMNS;
   d.decode.fold = mode_ == Mode::fold;
   d.decode.flags = KDA_PLAN_BATCH_INVARIANT;
   d.conv_width = static_cast<int32_t>(s_.W);
   d.conv_parts = s_.parts;
   d.conv_layout = s_.layout;
   d.conv_dtype = s_.conv;
+  return d;
+}
 
-  const Tensor offsets_t = Tensor::ints(offsets), accepted_t = Tensor::ints(accepted);
-  Tensor slots_t = Tensor::ints(slots, N % 2 ? KDA_INT32 : KDA_INT64);
-  Tensor out(s_.io, {T, s_.HV, s_.V});
+std::vector<std::vector<std::string>> Path::step(const std::vector<StepRow>& rows) {
+  const Inputs in(s_, *this, rows);
+  const kda_decode_step_desc d = step_desc(in.T, in.N);
   auto args = sized<kda_decode_step_args>();
   args.decode.struct_size = sizeof args.decode;
-  args.decode.gate = gate;
-  args.decode.beta = beta;
+  args.decode.gate = in.gate;
+  args.decode.beta = in.beta;
   args.decode.A_log = w_.A_log;
   args.decode.dt_bias = w_.dt_bias;
-  args.decode.sequences.cu_seqlens = offsets_t;
+  args.decode.sequences.cu_seqlens = in.cu;
   args.decode.state = pool_;
-  args.decode.slots = columns_ > 1 ? reshape(slots_t, {N, columns_}) : slots_t.view();
-  if (mode_ == Mode::columns || mode_ == Mode::fold) args.decode.accepted = accepted_t;
-  if (records) {
-    args.decode.records.u = u_;
-    args.decode.records.kg = kg_;
-    args.decode.records.count = count_;
-  }
-  args.decode.out = out;
+  args.decode.slots = columns_ > 1 ? reshape(in.slots, {in.N, columns_}) : in.slots.view();
+  if (mode_ == Mode::columns || mode_ == Mode::fold) args.decode.accepted = in.accepted;
+  if (records()) args.decode.records = {u_, kg_, count_, {}};
+  args.decode.out = in.out;
   for (int part = 0; part < s_.parts; ++part) {
-    args.x[part] = x[part];
+    args.x[part] = in.x[part];
     args.conv_weight[part] = w_.conv[part];
     args.conv_state[part] = conv_[part];
   }
-  args.z = z;
+  args.z = in.z;
   args.norm_weight = w_.norm;
-  kda_context* const context = isa_context(s_.isa, s_.threads);
   if (fused_) {
-    Plan plan = make_plan(d, context);
+    Plan plan = make_plan(d, isa_context(s_.isa, s_.threads));
     EXPECT_EQ(plan.run(args), KDA_OK) << plan.message();
   } else {
-    Tensor post[3], o(s_.io, {T, s_.HV, s_.V});
-    auto conv_desc = sized<kda_conv_desc>();
-    kda_conv_desc_init(&conv_desc);
-    conv_desc.backend = "portable";
-    conv_desc.mode = records ? KDA_CONV_RECORDS : KDA_CONV_COLUMNS;
-    conv_desc.width = d.conv_width;
-    conv_desc.parts = s_.parts;
-    conv_desc.io_dtype = s_.io;
-    conv_desc.state_dtype = s_.conv;
-    conv_desc.layout = s_.layout;
-    conv_desc.verify_width = d.decode.width;
-    conv_desc.fold = d.decode.fold;
-    conv_desc.max_tokens = T;
-    conv_desc.max_sequences = N;
-    auto conv_args = sized<kda_conv_args>();
-    for (int part = 0; part < s_.parts; ++part) {
-      conv_desc.channels[part] = part_channels(s_, part);
-      post[part] = Tensor(s_.io, {T, part_channels(s_, part)});
-      conv_args.x[part] = x[part];
-      conv_args.weight[part] = w_.conv[part];
-      conv_args.state[part] = conv_[part];
-      conv_args.out[part] = post[part];
-    }
-    conv_args.sequences = args.decode.sequences;
-    conv_args.slots = args.decode.slots;
-    conv_args.accepted = args.decode.accepted;
-    if (d.decode.fold) conv_args.record_count = count_;
-    Plan conv = make_plan(conv_desc, context);
-    EXPECT_EQ(conv.run(conv_args), KDA_OK) << conv.message();
-
-    kda_decode_args decode_args = args.decode;
-    const bool merged = s_.parts == 1;
-    decode_args.q = heads_view(post[0], 0, s_.H, s_.K);
-    decode_args.k = heads_view(post[merged ? 0 : 1], merged ? s_.qk() : 0, s_.H, s_.K);
-    decode_args.v = heads_view(post[merged ? 0 : 2], merged ? 2 * s_.qk() : 0, s_.HV, s_.V);
-    decode_args.out = o;
-    Plan decode = make_plan(d.decode, context);
-    EXPECT_EQ(decode.run(decode_args), KDA_OK) << decode.message();
-
-    auto norm_desc = sized<kda_gated_norm_desc>();
-    norm_desc.backend = "portable";
-    norm_desc.num_value_heads = s_.HV;
-    norm_desc.value_dim = s_.V;
-    norm_desc.io_dtype = s_.io;
-    norm_desc.max_tokens = T;
-    auto norm_args = sized<kda_gated_norm_args>();
-    norm_args.o = o;
-    norm_args.z = z;
-    norm_args.weight = w_.norm;
-    norm_args.out = out;
-    Plan norm = make_plan(norm_desc, context);
-    EXPECT_EQ(norm.run(norm_args), KDA_OK) << norm.message();
+    run_chain(d, args);
   }
-  EXPECT_EQ(out.guard_report(), "");
+  EXPECT_EQ(in.out.guard_report(), "");
   std::vector<std::vector<std::string>> result(rows.size());
   for (size_t n = 0; n < rows.size(); ++n) {
-    for (int64_t t = offsets[n]; t < offsets[n + 1]; ++t) result[n].push_back(raw(select(out.view(), 0, t)));
+    for (int64_t t = in.offsets[n]; t < in.offsets[n + 1]; ++t) {
+      result[n].push_back(raw(select(in.out.view(), 0, t)));
+    }
   }
   return result;
+}
+
+void Path::run_chain(const kda_decode_step_desc& d, const kda_decode_step_args& step) const {
+  kda_context* const context = isa_context(s_.isa, s_.threads);
+  const int64_t T = step.decode.gate.shape[0];
+  Tensor post[3];
+  run_conv(d, step, post);
+  const bool merged = s_.parts == 1;
+  Tensor o(s_.io, {T, s_.HV, s_.V});
+  kda_decode_args args = step.decode;
+  args.q = heads_view(post[0], 0, s_.H, s_.K);
+  args.k = heads_view(post[merged ? 0 : 1], merged ? s_.qk() : 0, s_.H, s_.K);
+  args.v = heads_view(post[merged ? 0 : 2], merged ? 2 * s_.qk() : 0, s_.HV, s_.V);
+  args.out = o;
+  Plan decode = make_plan(d.decode, context);
+  EXPECT_EQ(decode.run(args), KDA_OK) << decode.message();
+
+  auto norm_desc = sized<kda_gated_norm_desc>();
+  norm_desc.backend = "portable";
+  norm_desc.num_value_heads = s_.HV;
+  norm_desc.value_dim = s_.V;
+  norm_desc.io_dtype = s_.io;
+  norm_desc.max_tokens = T;
+  auto norm_args = sized<kda_gated_norm_args>();
+  norm_args.o = o;
+  norm_args.z = step.z;
+  norm_args.weight = step.norm_weight;
+  norm_args.out = step.decode.out;
+  Plan norm = make_plan(norm_desc, context);
+  EXPECT_EQ(norm.run(norm_args), KDA_OK) << norm.message();
+}
+
+void Path::run_conv(const kda_decode_step_desc& step_desc, const kda_decode_step_args& step, Tensor* post) const {
+  kda_conv_desc d;
+  kda_conv_desc_init(&d);
+  d.backend = "portable";
+  d.mode = records() ? KDA_CONV_RECORDS : KDA_CONV_COLUMNS;
+  d.width = step_desc.conv_width;
+  d.parts = s_.parts;
+  d.io_dtype = s_.io;
+  d.state_dtype = s_.conv;
+  d.layout = s_.layout;
+  d.verify_width = step_desc.decode.width;
+  d.fold = step_desc.decode.fold;
+  d.max_tokens = step_desc.decode.max_tokens;
+  d.max_sequences = step_desc.decode.max_sequences;
+  auto args = sized<kda_conv_args>();
+  for (int part = 0; part < s_.parts; ++part) {
+    d.channels[part] = part_channels(s_, part);
+    post[part] = Tensor(s_.io, {d.max_tokens, d.channels[part]});
+    args.x[part] = step.x[part];
+    args.weight[part] = step.conv_weight[part];
+    args.state[part] = step.conv_state[part];
+    args.out[part] = post[part];
+  }
+  args.sequences = step.decode.sequences;
+  args.slots = step.decode.slots;
+  args.accepted = step.decode.accepted;
+  if (d.fold) args.record_count = count_;
+  Plan plan = make_plan(d, isa_context(s_.isa, s_.threads));
+  EXPECT_EQ(plan.run(args), KDA_OK) << plan.message();
 }
 
 void Path::commit(const std::vector<int64_t>& requests, const std::vector<int64_t>& accepted) {

@@ -70,8 +70,14 @@ class Path {
   std::string name() const;
 
  private:
+  struct Inputs;
+
+  bool records() const { return mode_ == Mode::records || mode_ == Mode::fold; }
   int64_t slot(int64_t request, int64_t column) const;
-  void run_chain(kda_decode_step_args& args, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o);
+  kda_decode_step_desc step_desc(int64_t T, int64_t N) const;
+  // conv, decode, gated norm instead of decode_step.
+  void run_chain(const kda_decode_step_desc& desc, const kda_decode_step_args& step) const;
+  void run_conv(const kda_decode_step_desc& desc, const kda_decode_step_args& step, Tensor* post) const;
 
   StepShape s_;
   const StepWeights& w_;
