@@ -23,18 +23,20 @@ namespace {
 std::atomic<int> armed{0};
 std::atomic<long> allocations{0}, frees{0}, environment{0}, system_queries{0}, loader{0}, locks{0};
 
-void count(std::atomic<long>& what) {
+[[maybe_unused]] void count(std::atomic<long>& what) {
   if (armed.load(std::memory_order_relaxed) > 0) what.fetch_add(1, std::memory_order_relaxed);
 }
 
 // The next definition of a symbol; looked up before any guard is armed.
 template <class Function>
-Function next(const char* name) {
+[[maybe_unused]] Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
 }  // namespace
 
+// ThreadSanitizer calls some of these before it is set up, and counts its own.
+#if !defined(__SANITIZE_THREAD__)
 extern "C" {
 
 KDA_TEST_REPLACES char* getenv(const char* name) {
@@ -102,6 +104,7 @@ KDA_TEST_REPLACES int pthread_mutex_lock(pthread_mutex_t* m) {
 #endif
 
 }  // extern "C"
+#endif
 
 namespace hwy {
 KDA_TEST_REPLACES int64_t SupportedTargets() {
