@@ -11,16 +11,6 @@
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
 
-// oneTBB hands tasks over through memory that ThreadSanitizer does not see; these say what it orders.
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#define KDA_TSAN_RELEASE(address) __tsan_release(address)
-#define KDA_TSAN_ACQUIRE(address) __tsan_acquire(address)
-#else
-#define KDA_TSAN_RELEASE(address) (void)(address)
-#define KDA_TSAN_ACQUIRE(address) (void)(address)
-#endif
-
 namespace kda::cpu {
 
 int32_t default_num_threads() {
@@ -52,18 +42,10 @@ Parallel ThreadPool::parallel() { return {&ThreadPool::run, this, num_threads_};
 
 void ThreadPool::run(void* self, int32_t n, void (*body)(void*, int32_t), void* arg) {
   // One task per index and no splitting by measured load: each index is one worker's share.
-  KDA_TSAN_RELEASE(arg);
   static_cast<ThreadPool*>(self)->arena_->arena.execute([=] {
     tbb::parallel_for(
-        int32_t{0}, n, int32_t{1},
-        [=](int32_t i) {
-          KDA_TSAN_ACQUIRE(arg);
-          body(arg, i);
-          KDA_TSAN_RELEASE(arg);
-        },
-        tbb::simple_partitioner());
+        int32_t{0}, n, int32_t{1}, [=](int32_t i) { body(arg, i); }, tbb::simple_partitioner());
   });
-  KDA_TSAN_ACQUIRE(arg);
 }
 
 }  // namespace kda::cpu
