@@ -25,6 +25,7 @@
 #include <cmath>
 
 #include "core/rows.h"
+#include "cpu/row_prefetcher.h"
 #include "cpu/simd/tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -120,7 +121,8 @@ class HeadRun {
       : task_(task),
         s_(scratch, task.key_dim, task.column_end - task.column_begin),
         K_(task.key_dim),
-        panel_size_(padded(task.key_dim) * kPanel) {
+        panel_size_(padded(task.key_dim) * kPanel),
+        prefetcher_(task) {
     head_.family = task.form.gate;
     head_.a = task.gate_scale;
     head_.lower_bound = task.form.lower_bound;
@@ -158,7 +160,7 @@ class HeadRun {
     end_factors(n);
     scores(n);
     const int64_t end = first + n;
-    prefetch_rows(end);
+    prefetcher_.start(end, HWY_MIN(end + kChunk, task_.length));
     if (checkpoint_ <= first || checkpoint_ >= end) {  // no virtual end inside
       for (int64_t p = 0; p < s_.panels; ++p) {
         solve_panel(p, first, n);
@@ -230,45 +232,16 @@ class HeadRun {
 
   // A token's K elements as floats: in place if they are whole vectors of floats, else widened into `buffer`.
   HWY_INLINE const float* widened(const TokenRows& rows, int64_t t, float* buffer) const {
-    const char* const from = row(rows, t);
+    const char* const from = input_row(rows, t);
     if (rows.dtype == KDA_FP32 && K_ == padded(K_)) return reinterpret_cast<const float*>(from);
     load_row(rows.dtype, from, K_, buffer);
     return buffer;
   }
 
-  static const char* row(const TokenRows& rows, int64_t t) { return rows.data + t * rows.stride; }
-
-  // Rows of a token lie pages apart, where no hardware prefetcher follows: while a chunk is worked on, the rows
-  // of the next one are asked for, a few lines between two tiles. Stops by itself.
-  void prefetch_rows(int64_t first) {
-    ahead_ = first * kAheadRows;
-    ahead_end_ = HWY_MIN(first + kChunk, task_.length) * kAheadRows;
-  }
-  HWY_INLINE void prefetch_some() {
-    for (int i = 0; i < 2 && ahead_ < ahead_end_; ++i, ++ahead_) {
-      const int64_t t = ahead_ / kAheadRows;
-      switch (ahead_ % kAheadRows) {
-        case 0: prefetch(row(task_.k, t), K_, task_.k.dtype); break;
-        case 1: prefetch(row(task_.gate, t), K_, task_.gate.dtype); break;
-        case 2: prefetch(row(task_.v, t), task_.value_dim, task_.v.dtype); break;
-        case 3:
-          if (task_.q.data != nullptr) prefetch(row(task_.q, t), K_, task_.q.dtype);
-          break;
-        default:
-          if (task_.out != nullptr) prefetch(out_row_of(t), task_.value_dim, task_.out_dtype);
-          break;
-      }
-    }
-  }
-  static HWY_INLINE void prefetch(const char* data, int64_t count, kda_dtype dtype) {
-    const int64_t bytes = count * static_cast<int64_t>(dtype_size(dtype));
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, 2);
-  }
-
   void load_betas(int64_t first, int n) const {
     const F32 d;
     for (int i = 0; i < kChunk; ++i) {
-      s_.beta[i] = i < n ? load_scalar(task_.beta.dtype, row(task_.beta, first + i)) : 0.0f;
+      s_.beta[i] = i < n ? load_scalar(task_.beta.dtype, input_row(task_.beta, first + i)) : 0.0f;
     }
     if (!task_.form.beta_logits) return;
     for (int i = 0; i < kChunk; i += kLanes) {
@@ -284,7 +257,7 @@ class HeadRun {
     const auto skip = static_cast<int64_t>(dtype_size(task_.v.dtype)) * task_.column_begin;
     for (int i = 0; i < n; ++i) {
       float* const to = s_.values + i * width;
-      if (count > 0) load_row(task_.v.dtype, row(task_.v, first + i) + skip, count, to);
+      if (count > 0) load_row(task_.v.dtype, input_row(task_.v, first + i) + skip, count, to);
       for (int64_t c = (count + kLanes - 1) / kLanes * kLanes; c < width; c += kLanes) {
         hn::Store(hn::Zero(F32()), F32(), to + c);
       }
@@ -339,7 +312,7 @@ class HeadRun {
       size = tile_size(rows - r, kTileRows);
       KDA_TILE_DISPATCH(size, kTileRows, tile_products, s_.started + r * kKeyStride, state(p), K_,
                         s_.results + r * kPanel)
-      prefetch_some();
+      prefetcher_.ask(24);
     }
     float* const up = u(p);
     const int64_t width = s_.panels * kPanel;
@@ -367,15 +340,9 @@ class HeadRun {
     const int64_t count = HWY_MIN(int64_t{kPanel}, task_.column_end - column(p));
     const auto skip = static_cast<int64_t>(dtype_size(task_.out_dtype)) * column(p);
     for (int i = 0; i < n; ++i) {
-      char* const to = out_row_of(first + i);
+      char* const to = output_row(task_, first + i);
       if (to != nullptr) store_row(task_.out_dtype, o + i * kPanel, count, to + skip);
     }
-  }
-  // Where token t's output goes, or nullptr.
-  char* out_row_of(int64_t t) const {
-    if (!task_.out_rows) return task_.out + t * task_.out_stride;
-    const int64_t to = task_.out_rows[t];
-    return to >= 0 && to < task_.num_out_rows ? task_.out + to * task_.out_stride : nullptr;
   }
 
   void update(int64_t p, int n, float* to) {
@@ -384,7 +351,7 @@ class HeadRun {
       size = tile_size(K_ - k, kTileRows);
       KDA_TILE_DISPATCH(size, kTileRows, tile_update, s_.ended + k, u(p), n, s_.power + k, s_.rest + k,
                         from + k * kPanel, to + k * kPanel)
-      prefetch_some();
+      prefetcher_.ask(8);
     }
   }
 
@@ -414,8 +381,7 @@ class HeadRun {
   const int64_t panel_size_;
   GateHead head_;
   int64_t checkpoint_ = INT64_MAX;
-  static constexpr int64_t kAheadRows = 5;  // k, gate, v, q, out
-  int64_t ahead_ = 0, ahead_end_ = 0;       // rows asked for, as token * kAheadRows + which
+  RowPrefetcher prefetcher_;
 };
 
 }  // namespace kda::cpu::HWY_NAMESPACE
