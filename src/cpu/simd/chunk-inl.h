@@ -14,7 +14,8 @@
 // for it, and the update goes from the chunk's start state into a spare panel, never through the running state.
 //
 // Precision: everything fp32; v, O and states are rounded once (N-2, N-4). Memory per worker: Scratch below, K =
-// V = 128: 64 KiB state, about 120 KiB factors (half of it touched), of which 40 KiB are live in step 3.
+// V = 128: 64 KiB state, about 120 KiB factors (half of it touched), of which 40 KiB are live in step 3. More in
+// docs/kernels/prefill_cpu.md.
 #if defined(KDA_CPU_SIMD_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KDA_CPU_SIMD_CHUNK_INL_H_
 #undef KDA_CPU_SIMD_CHUNK_INL_H_
