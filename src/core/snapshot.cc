@@ -1,5 +1,6 @@
 #include "core/snapshot.h"
 
+#include <array>
 #include <string_view>
 
 #include "base/tensor.h"
@@ -16,6 +17,22 @@ void list_candidates(const Backends& backends, std::string& text) {
     text +=
         str_cat(text.empty() ? "" : " ", Op::kName, ":", device_name(candidate->device()), ":", candidate->name());
   }
+}
+
+std::string hex(const std::array<uint8_t, 16>& bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (uint8_t b : bytes) text += {kDigits[b >> 4], kDigits[b & 15]};
+  return text;
+}
+
+void describe_device(const DeviceFacts& facts, Snapshot& snapshot) {
+  if (facts.name.empty()) return;  // the CPU: its backend says what there is to say
+  snapshot["device name"] = facts.name;
+  snapshot["device compute capability"] = str_cat(facts.major, ".", facts.minor);
+  snapshot["device uuid"] = hex(facts.uuid);
+  snapshot["device driver"] = str_cat(facts.driver_version);
+  snapshot["device runtime"] = str_cat(facts.runtime_version);
 }
 
 std::string value_text(const Snapshot& snapshot, const std::string& entry) {
@@ -44,6 +61,7 @@ void scan_environment(Snapshot& snapshot) {
 void describe_library(const Context& context, Snapshot& snapshot) {
   snapshot["library version"] = str_cat(KDA_VERSION_MAJOR, ".", KDA_VERSION_MINOR, ".", KDA_VERSION_PATCH);
   snapshot["isa"] = context.isa;
+  describe_device(context.facts, snapshot);
   if (context.backends == nullptr) return;
   const Backends& backends = *context.backends;
   snapshot["library source hash"] = backends.source_hash;

@@ -19,7 +19,7 @@ void scan_environment(Snapshot& snapshot);
 // KDA_, CUDA_, CUBLAS, NVIDIA_, OMP_, TBB_ prefixes, LD_LIBRARY_PATH, LD_PRELOAD, PYTHONPATH.
 bool is_configuration_variable(std::string_view name);
 
-// Library version and source hash, candidates, ISA; device entries are added by the device's backend.
+// Library version and source hash, candidates, ISA, device facts; the device's copy backend adds its images.
 void describe_library(const Context& context, Snapshot& snapshot);
 
 // FAILED_PRECONDITION naming the first entry that differs, with both values.

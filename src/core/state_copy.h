@@ -26,6 +26,9 @@ struct CopyRequest {
   std::vector<Refused> refused;
 };
 
+// What observers are told (spec Y-25).
+const char* copy_launch_name(CopyDirection direction);
+
 // The context's device, or UNSUPPORTED if this build has no copies there.
 Result<const CopyBackend*> find_copy_backend(const Context& context);
 

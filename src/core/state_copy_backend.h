@@ -51,7 +51,7 @@ class CopyBackend {
   virtual ~CopyBackend() = default;
   virtual kda_device_type device_type() const = 0;
   virtual CopyDevice facts(const Context& context) const = 0;
-  // Device entries of the configuration snapshot (spec Y-11).
+  // What the snapshot should hold beyond the context's device facts: embedded images and the like (spec Y-11).
   virtual void describe(const Context& context, Snapshot& snapshot) const = 0;
 
   // Chooses and loads the four variants for table.key (CUDA: Y-20). Called once per key.

@@ -9,12 +9,12 @@
 namespace kda::test {
 
 struct ServingCalls {
-  long allocations = 0;   // malloc, calloc, realloc, aligned_alloc, posix_memalign, and so operator new
+  long allocations = 0;  // malloc, calloc, realloc, aligned_alloc, posix_memalign, and so operator new
   long frees = 0;
-  long environment = 0;   // getenv, secure_getenv
-  long system = 0;        // sysconf, hwy::SupportedTargets
-  long loader = 0;        // dlopen
-  long locks = 0;         // pthread_mutex_lock; not counted under sanitizers either
+  long environment = 0;  // getenv, secure_getenv
+  long system = 0;       // sysconf, hwy::SupportedTargets
+  long loader = 0;       // dlopen
+  long locks = 0;        // pthread_mutex_lock; not counted under sanitizers either
 
   long total() const { return allocations + frees + environment + system + loader + locks; }
   std::string text() const;

@@ -28,7 +28,8 @@ TEST(ChunkBound, M16_AttainedForEverySmallCaseAndNeverExceeded) {
             most = std::max(most, count);
             return;
           }
-          for (int64_t length = 0; length <= left; ++length) split(left - length, sequences - 1, count + (length + chunk - 1) / chunk);
+          for (int64_t length = 0; length <= left; ++length)
+            split(left - length, sequences - 1, count + (length + chunk - 1) / chunk);
         };
         split(tokens, n, 0);
         EXPECT_EQ(bound(tokens, n, chunk), most) << "T " << tokens << " N " << n << " C " << chunk;
@@ -101,8 +102,10 @@ std::vector<Hook> registered_hooks() {
 
 struct ChunkCall {
   ChunkCall(const Ints& offsets, kda_dtype dtype, int64_t num_tokens, int64_t rows, bool host)
-      : cu(Tensor::ints(offsets, dtype)), indices(dtype, rows, 2),
-        chunk_offsets(KDA_INT64, static_cast<int64_t>(offsets.size())), request(sized<kda_chunk_request>()) {
+      : cu(Tensor::ints(offsets, dtype)),
+        indices(dtype, rows, 2),
+        chunk_offsets(KDA_INT64, static_cast<int64_t>(offsets.size())),
+        request(sized<kda_chunk_request>()) {
     request.cu_seqlens = cu.view();
     if (host) request.cu_seqlens_host = cu.view();
     request.num_tokens = num_tokens;
@@ -144,12 +147,9 @@ TEST(ChunkTables, M14_F49_Examples) {
     Ints cu;
     int32_t chunk;
     Ints indices, offsets;
-  } cases[] = {{{0, 128, 128, 256}, 64, {0, 0, 0, 1, 2, 0, 2, 1}, {0, 2, 2, 4}},
-               {{0, 0, 64}, 64, {1, 0}, {0, 0, 1}},
-               {{0, 0, 65, 65, 70}, 64, {1, 0, 1, 1, 3, 0}, {0, 0, 2, 2, 3}},
-               {{0, 0, 0}, 64, {}, {0, 0, 0}},
-               {{0, 5, 5, 22, 22}, 16, {0, 0, 2, 0, 2, 1}, {0, 1, 1, 3, 3}},
-               {{0}, 64, {}, {0}}};
+  } cases[] = {{{0, 128, 128, 256}, 64, {0, 0, 0, 1, 2, 0, 2, 1}, {0, 2, 2, 4}}, {{0, 0, 64}, 64, {1, 0}, {0, 0, 1}},
+               {{0, 0, 65, 65, 70}, 64, {1, 0, 1, 1, 3, 0}, {0, 0, 2, 2, 3}},    {{0, 0, 0}, 64, {}, {0, 0, 0}},
+               {{0, 5, 5, 22, 22}, 16, {0, 0, 2, 0, 2, 1}, {0, 1, 1, 3, 3}},     {{0}, 64, {}, {0}}};
   for (const auto& c : cases) {
     for (kda_dtype dtype : {KDA_INT32, KDA_INT64}) {
       for (const Hook& hook : registered_hooks()) {
@@ -178,7 +178,13 @@ Ints lengths_of(int kind, int64_t n, int64_t chunk) {
     case 1: set(0, 0); break;
     case 2: set(n / 2, 0); break;
     case 3: set(n - 1, 0); break;
-    case 4: case 5: case 6: case 7: case 8: case 9: case 10: {
+    case 4:
+    case 5:
+    case 6:
+    case 7:
+    case 8:
+    case 9:
+    case 10: {
       const int64_t each[] = {1, 15, 16, 17, 63, 64, 65};
       return Ints(static_cast<size_t>(n), each[kind - 4]);
     }
@@ -201,7 +207,8 @@ TEST(ChunkTables, M30_EveryHookEqualsTheDefinition) {
     const int32_t chunk = chunks[c[2]];
     const int64_t n = counts[c[3]];
     const Ints lengths = lengths_of(c[4], n, chunk), cu = offsets_of(lengths);
-    SCOPED_TRACE(hook.name + " N " + std::to_string(n) + " kind " + std::to_string(c[4]) + " C " + std::to_string(chunk));
+    SCOPED_TRACE(hook.name + " N " + std::to_string(n) + " kind " + std::to_string(c[4]) + " C " +
+                 std::to_string(chunk));
     const Plan plan = chunk_plan(cu.back() + 3, n, chunk, hook);
     ASSERT_TRUE(plan.ok()) << plan.message();
     // Bounded, with three token rows of no sequence.
@@ -285,7 +292,11 @@ TEST(ChunkTables, M20_RequestsAreChecked) {
       {"cu_seqlens", [](kda_chunk_request& r) { r.cu_seqlens = {}; }},
       {"cu_seqlens", [](kda_chunk_request& r) { r.cu_seqlens.dtype = KDA_BOOL; }},
       {"cu_seqlens_host[2]: wanted a value in [65, 69]", [](kda_chunk_request& r) { r.num_tokens = 69; }},
-      {"chunk_indices", [](kda_chunk_request& r) { r.chunk_indices.dtype = KDA_INT64; r.chunk_indices.shape[0] = 1; }},
+      {"chunk_indices",
+       [](kda_chunk_request& r) {
+         r.chunk_indices.dtype = KDA_INT64;
+         r.chunk_indices.shape[0] = 1;
+       }},
       {"chunk_indices", [](kda_chunk_request& r) { r.chunk_indices = {}; }},
       {"chunk_offsets", [](kda_chunk_request& r) { r.chunk_offsets.dtype = KDA_INT32; }},
       {"chunk_offsets", [](kda_chunk_request& r) { r.chunk_offsets.shape[0] = 2; }},

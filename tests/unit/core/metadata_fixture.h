@@ -124,14 +124,14 @@ struct Tables {
 
 // Inputs of a step, held as vectors; views are made on demand in the wanted dtypes.
 struct StepInput {
-  Ints cu;                       // [N+1]
-  Ints computed, prefilling;     // [N]; computed > 0 = has state
-  Ints drafts, accepted;         // [N] or empty = absent
-  Ints slots;                    // [N, width]
+  Ints cu;                    // [N+1]
+  Ints computed, prefilling;  // [N]; computed > 0 = has state
+  Ints drafts, accepted;      // [N] or empty = absent
+  Ints slots;                 // [N, width]
   int64_t tokens = 0, width = 1;
-  int64_t active = -1;           // -1 = absent
+  int64_t active = -1;  // -1 = absent
   kda_dtype offset = KDA_INT32, slot = KDA_INT32;
-  int64_t slot_stride = 0;       // row stride of the table; 0 = width
+  int64_t slot_stride = 0;  // row stride of the table; 0 = width
 
   static StepInput of(const Ints& lengths, int64_t width) {
     StepInput s;

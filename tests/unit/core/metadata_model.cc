@@ -55,7 +55,8 @@ Expected model_step(const kda_metadata_desc& desc, const StepInput& s) {
     const auto at = static_cast<size_t>(i);
     const int64_t length = s.cu[at + 1] - s.cu[at];
     if (length > 0) {
-      rows.push_back({i, s.cu[at], length, s.computed[at] > 0, s.prefilling[at] != 0, s.drafts.empty() ? -1 : s.drafts[at]});
+      rows.push_back(
+          {i, s.cu[at], length, s.computed[at] > 0, s.prefilling[at] != 0, s.drafts.empty() ? -1 : s.drafts[at]});
     }
   }
   std::vector<Row> decode, prefill, spec;
@@ -67,7 +68,8 @@ Expected model_step(const kda_metadata_desc& desc, const StepInput& s) {
   } else {
     std::vector<Row> rest;
     for (const Row& r : rows) (r.drafts >= 0 ? spec : rest).push_back(r);
-    const bool any = std::any_of(rest.begin(), rest.end(), [](const Row& r) { return r.prefilling || !r.state || r.length != 1; });
+    const bool any =
+        std::any_of(rest.begin(), rest.end(), [](const Row& r) { return r.prefilling || !r.state || r.length != 1; });
     (any ? prefill : decode) = rest;
   }
   std::vector<Row> non_spec = decode;

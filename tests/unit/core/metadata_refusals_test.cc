@@ -57,8 +57,17 @@ TEST(Metadata, G06_EveryWrongViewIsRefusedAndNothingIsWritten) {
       {"prefill_query_start_loc", [](kda_metadata_args& a) { a.tables.prefill_query_start_loc = {}; }},
       {"apart from", [](kda_metadata_args& a) { a.tables.decode_rows = a.tables.spec_rows; }},
       {"apart from drafts", [](kda_metadata_args& a) { a.tables.counts.data = a.step.drafts.data; }},
-      {"host.query_start_loc[0]", [](kda_metadata_args& a) { a.host = a.step; a.host.query_start_loc.data = static_cast<int32_t*>(a.step.query_start_loc.data) + 1; a.host.query_start_loc.shape[0] = 4; }},
-      {"host.drafts", [](kda_metadata_args& a) { a.host = a.step; a.host.drafts = {}; }},
+      {"host.query_start_loc[0]",
+       [](kda_metadata_args& a) {
+         a.host = a.step;
+         a.host.query_start_loc.data = static_cast<int32_t*>(a.step.query_start_loc.data) + 1;
+         a.host.query_start_loc.shape[0] = 4;
+       }},
+      {"host.drafts",
+       [](kda_metadata_args& a) {
+         a.host = a.step;
+         a.host.drafts = {};
+       }},
   };
   for (const auto& c : cases) {
     Tables t(desc, KDA_INT32);
@@ -87,8 +96,8 @@ TEST(Metadata, G06_EveryWrongViewIsRefusedAndNothingIsWritten) {
 }
 
 TEST(Metadata, M19_BadOffsetsAreClampedAndOverflowNoTable) {
-  const Ints offsets[] = {{0, 65, 70},        {0, -5, 70},          {0, 200, 70, 9},     {-3, 4, 2, 9},
-                          {0, 70, 0, 70, 0, 70}, {5, 5, 5},         {70, 0, 70},         {0, INT32_MAX, INT32_MIN, 3},
+  const Ints offsets[] = {{0, 65, 70},           {0, -5, 70}, {0, 200, 70, 9}, {-3, 4, 2, 9},
+                          {0, 70, 0, 70, 0, 70}, {5, 5, 5},   {70, 0, 70},     {0, INT32_MAX, INT32_MIN, 3},
                           {0, 5, 3, 8}};
   for (const Ints& cu : offsets) {
     for (kda_dtype dtype : {KDA_INT32, KDA_INT64}) {
@@ -106,7 +115,8 @@ TEST(Metadata, M19_BadOffsetsAreClampedAndOverflowNoTable) {
       v.args.tables = t.views();
       ASSERT_EQ(run(plan, v.args), KDA_OK);
       for (const auto& e : t.entries) EXPECT_TRUE(e.table.guards_intact()) << e.name;
-      const Ints counts = t["counts"], rows = t["prefill_rows"], lengths = t["prefill_length"], begins = t["prefill_begin"];
+      const Ints counts = t["counts"], rows = t["prefill_rows"], lengths = t["prefill_length"],
+                 begins = t["prefill_begin"];
       EXPECT_LE(counts[KDA_COUNT_ACTUAL_TOKENS], 70);
       for (size_t i = 0; i < static_cast<size_t>(counts[0]); ++i) {
         EXPECT_GE(begins[i], 0);

@@ -53,7 +53,8 @@ TEST(MetadataHook, M22_CalledOnceWithPrefillRowsAndNeverWithout) {
     auto& s = *static_cast<Seen*>(user);
     ++s.calls;
     s.last = *r;
-    s.cu.assign(static_cast<const int32_t*>(r->cu_seqlens.data), static_cast<const int32_t*>(r->cu_seqlens.data) + r->num_sequences + 1);
+    s.cu.assign(static_cast<const int32_t*>(r->cu_seqlens.data),
+                static_cast<const int32_t*>(r->cu_seqlens.data) + r->num_sequences + 1);
     return KDA_OK;
   };
   auto desc = metadata_desc(256, 6, 3);
@@ -124,7 +125,9 @@ TEST(MetadataHook, M22_ADerivedBuilderOverridesOneStep) {
   int calls = 0;
   MetadataRegistry registry;
   MetadataBackend vendor = builtin_metadata_backend("VENDOR", cpu::metadata_device());
-  vendor.make_builder = [&](const kda_metadata_desc&) { return std::make_unique<Counting>(cpu::metadata_device(), &calls); };
+  vendor.make_builder = [&](const kda_metadata_desc&) {
+    return std::make_unique<Counting>(cpu::metadata_device(), &calls);
+  };
   ASSERT_TRUE(registry.add(vendor).ok());
   Context context;
   const auto desc = metadata_desc(256, 6, 3);
@@ -203,10 +206,13 @@ TEST(MetadataRegistry, M24_BuiltInFirstAndVendorsByOneCall) {
   EXPECT_NE(refused.message().find("width 5"), std::string::npos) << refused.message();
 
   std::string text;
-  ASSERT_EQ(kda_explain(cpu_context(), KDA_OP_METADATA, &desc,
-                        [](void* user, const char* candidate, const char* reasons, int32_t chosen) {
-                          *static_cast<std::string*>(user) += std::string(candidate) + (chosen ? " yes;" : " no ") + reasons;
-                        }, &text), KDA_OK);
+  ASSERT_EQ(kda_explain(
+                cpu_context(), KDA_OP_METADATA, &desc,
+                [](void* user, const char* candidate, const char* reasons, int32_t chosen) {
+                  *static_cast<std::string*>(user) += std::string(candidate) + (chosen ? " yes;" : " no ") + reasons;
+                },
+                &text),
+            KDA_OK);
   EXPECT_EQ(text.find("LIBKDA_CPU yes;TEST_VENDOR no capability"), 0u) << text;
 
   auto nameless = vendor;

@@ -1,8 +1,7 @@
 // Step tables (spec M-1..M-13, M-27..M-32, K-6) through the C ABI on the CPU.
-#include "metadata_fixture.h"
-
 #include <random>
 
+#include "metadata_fixture.h"
 #include "support/serving_guard.h"
 
 namespace kda::test {
@@ -37,7 +36,7 @@ StepInput worked_example() {
   return s;
 }
 
-TEST(Metadata, M13_WorkedExampleByDrafts) {
+TEST(Metadata, M13_M07_M08_WorkedExampleByDrafts) {
   const StepInput s = worked_example();
   const auto desc = metadata_desc(16, 6, 3, KDA_METADATA_BY_DRAFTS);
   const Plan plan = metadata_plan(desc);
@@ -65,7 +64,7 @@ TEST(Metadata, M13_WorkedExampleByDrafts) {
   EXPECT_EQ(t["counts"], (Ints{0, 0, 2, 2, 2, 6, 8, 0}));
 }
 
-TEST(Metadata, M13_WorkedExampleByRole) {
+TEST(Metadata, M13_M07_M08_WorkedExampleByRole) {
   const StepInput s = worked_example();
   const auto desc = metadata_desc(16, 6, 3);
   const Plan plan = metadata_plan(desc);
@@ -88,7 +87,7 @@ TEST(Metadata, M13_WorkedExampleByRole) {
   EXPECT_EQ(t.head("spec_rows", 4), (Ints{0, 1, 3, -1}));
 }
 
-TEST(Metadata, M32_RandomStepsEqualTheDefinition) {
+TEST(Metadata, M32_M01_M04_M09_M11_RandomStepsEqualTheDefinition) {
   std::mt19937_64 random(20260404);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
   for (int round = 0; round < 400; ++round) {
@@ -119,7 +118,8 @@ TEST(Metadata, M32_RandomStepsEqualTheDefinition) {
     s.slot = below(2) == 0 ? KDA_INT32 : KDA_INT64;
     s.slot_stride = width + below(3);
     if (below(4) == 0) s.active = below(n + 1);
-    auto desc = metadata_desc(s.tokens + below(40), n + below(5), width, by_drafts ? KDA_METADATA_BY_DRAFTS : KDA_METADATA_BY_ROLE);
+    auto desc = metadata_desc(s.tokens + below(40), n + below(5), width,
+                              by_drafts ? KDA_METADATA_BY_DRAFTS : KDA_METADATA_BY_ROLE);
     desc.chunk = static_cast<int32_t>(16 << below(3));
     desc.null_slot = below(2) - 1;
     SCOPED_TRACE("round " + std::to_string(round));
@@ -145,7 +145,7 @@ TEST(Metadata, M32_V07_RowsWithoutDraftsStaySpecWithTheirCounts) {
   }
 }
 
-TEST(Metadata, F50_M05_AFreshOneTokenRowIsAChunkRow) {
+TEST(Metadata, F50_M03_M05_AFreshOneTokenRowIsAChunkRow) {
   StepInput s = StepInput::of({1, 1, 0}, 1);
   s.computed = {0, 9, 9};
   for (uint32_t flags : {0u, KDA_PLAN_BATCH_INVARIANT}) {
@@ -192,7 +192,7 @@ TEST(Metadata, M06_RecurrentRowsKeepOutOfTheChunkGroup) {
   EXPECT_EQ(t.head("prefill_begin", 1), (Ints{953}));
 }
 
-TEST(Metadata, M30_F51_RowsBehindTheActiveCountAreNotLookedAt) {
+TEST(Metadata, P07_F51_RowsBehindTheActiveCountAreNotLookedAt) {
   StepInput s = StepInput::of({1, 1, 1, 1, 1, 1, 1, 1}, 1);
   s.slots = {2, 4, 6, 1, 3, 2, 2, 2};
   s.active = 5;
@@ -241,7 +241,9 @@ TEST(Metadata, F55_AcceptedCountsAreHandedOnAsTheyAre) {
       const bool good = accepted >= 1 && accepted <= 5;
       EXPECT_EQ(run(checked, v.args), good ? KDA_OK : KDA_INVALID_ARGUMENT);
       if (!good) {
-        EXPECT_NE(std::string(kda_last_error()).find("accepted[0]: wanted a value in [1, 5], got " + std::to_string(accepted)), std::string::npos);
+        EXPECT_NE(std::string(kda_last_error())
+                      .find("accepted[0]: wanted a value in [1, 5], got " + std::to_string(accepted)),
+                  std::string::npos);
         for (const auto& e : t.entries) EXPECT_TRUE(e.table.untouched()) << e.name;
       }
     }
@@ -370,6 +372,29 @@ TEST(Metadata, M10_EveryTableMayBeAbsent) {
   }
 }
 
+TEST(Metadata, M28_CaptureDummiesGiveAFullGroupAndSmallerStepsPadIt) {
+  // One captured build serves any step of at most as many rows: the tables' shapes never change.
+  const auto desc = metadata_desc(12, 4, 3, KDA_METADATA_BY_DRAFTS);
+  const Plan plan = metadata_plan(desc);
+  Tables t(desc, KDA_INT32);
+  StepInput dummies = StepInput::of({3, 3, 3, 3}, 3);
+  dummies.drafts = {2, 2, 2, 2};
+  dummies.accepted = {3, 3, 3, 3};
+  StepInput fewer = StepInput::of({3, 2, 0, 0}, 3);
+  fewer.drafts = {2, 1, -1, -1};
+  fewer.accepted = {2, 1, 1, 1};
+  for (const StepInput& s : {dummies, fewer}) {
+    StepViews v(s);
+    v.args.tables = t.views();
+    ASSERT_EQ(run(plan, v.args), KDA_OK);
+    expect_tables(t, model_step(desc, s));
+  }
+  EXPECT_EQ(t["spec_length"], (Ints{3, 2, 0, 0}));
+  EXPECT_EQ(t["num_accepted"], (Ints{2, 1, 1, 1}));
+  EXPECT_EQ(t["spec_sequence_masks"], (Ints{1, 1, 0, 0}));
+  EXPECT_EQ(t.head("spec_query_start_loc", 5), (Ints{0, 3, 5, 5, 5}));
+}
+
 TEST(Metadata, M12_HostCountsComeFromTheHostCopyOrTheCpuItself) {
   check_step(metadata_desc(16, 4, 3), worked_example(), false);
   check_step(metadata_desc(16, 4, 3), worked_example(), true);
@@ -397,13 +422,14 @@ TEST(Metadata, M31_ThousandBuildsAllocateNothing) {
   int failures = 0;
   {
     const ServingGuard guard;
-    for (int call = 0; call < 1000; ++call) failures += run(plan, steps[static_cast<size_t>(call % 50)]->args) != KDA_OK;
+    for (int call = 0; call < 1000; ++call)
+      failures += run(plan, steps[static_cast<size_t>(call % 50)]->args) != KDA_OK;
     EXPECT_EQ(guard.calls().total(), 0) << guard.calls().text();
   }
   EXPECT_EQ(failures, 0) << kda_last_error();
 }
 
-TEST(Metadata, F41_ValuesAreReadAnewAtTheSameAddress) {
+TEST(Metadata, F41_M21_M31_ValuesAreReadAnewAtTheSameAddress) {
   const auto desc = metadata_desc(70, 2);
   const Plan plan = metadata_plan(desc);
   Tables t(desc, KDA_INT32);

@@ -46,7 +46,7 @@ constexpr int kClasses[] = {0, 2, 4, 8};
 // Bytes that a case may touch on the packed side: large payloads of wide types meet small n in another case.
 constexpr int64_t kCaseBytes = 96 << 20;
 
-TEST(StateCopy, T01_EveryPairOfLayoutsIsBitEqualToAPlainLoop) {
+TEST(StateCopy, T01_C01_C02_C04_C13_EveryPairOfLayoutsIsBitEqualToAPlainLoop) {
   const auto cases = covering_pairs({5, 5, 2, 9, 2, 3, 2, 4, 3});
   int run = 0;
   for (const auto& c : cases) {
@@ -121,7 +121,7 @@ class SmallCopy : public ::testing::Test {
   Plan plan;
 };
 
-TEST_F(SmallCopy, T02_InvalidIndicesInEveryPosition) {
+TEST_F(SmallCopy, T02_C05_C07_C08_C09_C20_InvalidIndicesInEveryPosition) {
   for (int64_t bad : {int64_t{-1}, int64_t{5}, int64_t{6}, int64_t{INT32_MIN}, int64_t{INT32_MAX}, int64_t{1} << 31,
                       std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {
     for (size_t position = 0; position < 3; ++position) {
@@ -147,7 +147,7 @@ TEST_F(SmallCopy, F43_SlotZeroIsAnOrdinaryRow) {
   expect_both({-1, 0, -1}, KDA_INT64);
 }
 
-TEST_F(SmallCopy, T05_DuplicateGatherRowsAreFullCopies) {
+TEST_F(SmallCopy, T05_C11_DuplicateGatherRowsAreFullCopies) {
   const Indices idx({3, 3, 1, 3}, KDA_INT32);
   Packed packed(shape, 4);
   Packed wanted = packed;
@@ -157,7 +157,7 @@ TEST_F(SmallCopy, T05_DuplicateGatherRowsAreFullCopies) {
   EXPECT_TRUE(packed.memory == wanted.memory);
 }
 
-TEST_F(SmallCopy, T05_DuplicateScatterRowsSpoilOnlyThemselves) {
+TEST_F(SmallCopy, T05_C12_DuplicateScatterRowsSpoilOnlyThemselves) {
   const Indices idx({3, 1, 3, 0}, KDA_INT32);
   const Packed source(shape, 4);
   Pool wanted = pool;
@@ -168,7 +168,7 @@ TEST_F(SmallCopy, T05_DuplicateScatterRowsSpoilOnlyThemselves) {
   for (int64_t r : {0, 1, 2, 4}) EXPECT_EQ(std::memcmp(pool.row(r), wanted.row(r), bytes), 0) << r;
 }
 
-TEST_F(SmallCopy, T05_CheckedModeNamesBothPositions) {
+TEST_F(SmallCopy, T05_C12_CheckedModeNamesBothPositions) {
   auto desc = copy_desc(pool.view(), 8);
   desc.flags = KDA_PLAN_CHECKED;
   const Plan checked = copy_plan(desc);
@@ -192,7 +192,7 @@ TEST_F(SmallCopy, T05_CheckedModeNamesBothPositions) {
   EXPECT_EQ(kda_state_scatter(checked.get(), &args, nullptr), KDA_OK);
 }
 
-TEST_F(SmallCopy, T03_NaNOfRowsThatAreNotReadNeverShows) {
+TEST_F(SmallCopy, T03_C06_F22_NaNOfRowsThatAreNotReadNeverShows) {
   std::memset(pool.row(1), 0xff, static_cast<size_t>(shape.payload() * shape.size()));  // NaN
   Packed packed(shape, 3);
   const std::vector<uint8_t> flags{1, 0, 1};
@@ -204,7 +204,7 @@ TEST_F(SmallCopy, T03_NaNOfRowsThatAreNotReadNeverShows) {
   }
 }
 
-TEST_F(SmallCopy, T07_EmptySelectionLaunchesNothingButIsValidated) {
+TEST_F(SmallCopy, T07_C18_EmptySelectionLaunchesNothingButIsValidated) {
   const Indices none({}, KDA_INT32);
   Packed packed(shape, 0);
   auto args = copy_args(pool.view(), none.view(), packed.view());
@@ -230,7 +230,7 @@ TEST_F(SmallCopy, C10_ScatterIgnoresFlags) {
   EXPECT_TRUE(pool.memory == wanted.memory);
 }
 
-TEST_F(SmallCopy, F37_IndexAsATableColumn) {
+TEST_F(SmallCopy, C19_F37_IndexAsATableColumn) {
   for (kda_dtype dtype : {KDA_INT32, KDA_INT64}) {
     const Indices column({4, 2, 3}, dtype, 9), dense({4, 2, 3}, dtype, 1);
     Packed a(shape, 3, 1), b(shape, 3, 1);
@@ -242,7 +242,7 @@ TEST_F(SmallCopy, F37_IndexAsATableColumn) {
   }
 }
 
-TEST(StateCopy, C17_EqualDtypesKeepEveryBit) {
+TEST(StateCopy, T03_C17_EqualDtypesKeepEveryBit) {
   // All 65,536 patterns of a 16-bit float: NaN payloads, -0, denormals.
   for (kda_dtype dtype : {KDA_BF16, KDA_FP16}) {
     PoolShape s{2, 4, 128, 128, dtype};
@@ -372,7 +372,7 @@ class SparsePool {
   kda_tensor view_{};
 };
 
-TEST(StateCopy, T04_F24_RowProductsAreFormedIn64Bits) {
+TEST(StateCopy, T04_C15_F24_RowProductsAreFormedIn64Bits) {
   // First rows whose 32-bit element offset is negative: {HV, row}.
   const int64_t cases[][2] = {{12, 10923}, {24, 5462}, {32, 4096}, {64, 2048}, {96, 1366}};
   for (const auto& c : cases) {
@@ -400,7 +400,7 @@ TEST(StateCopy, T04_F24_RowProductsAreFormedIn64Bits) {
   }
 }
 
-TEST(StateCopy, T04_ARowStrideBeyondFourGiB) {
+TEST(StateCopy, T04_C15_ARowStrideBeyondFourGiB) {
   const int64_t stride = (int64_t{1} << 30) + 512;  // 4 GiB and a bit, in fp32
   const SparsePool pool(6, 1, stride, KDA_FP32);
   ASSERT_TRUE(pool.ok());
@@ -416,7 +416,7 @@ TEST(StateCopy, T04_ARowStrideBeyondFourGiB) {
   EXPECT_EQ(pool.row(0)[0], 0.f);
 }
 
-TEST(StateCopy, F35_PaddedPoolKeepsItsGapsAndLeadingElements) {
+TEST(StateCopy, C14_F35_PaddedPoolKeepsItsGapsAndLeadingElements) {
   for (kda_dtype dtype : {KDA_FP32, KDA_BF16}) {
     PoolShape s{5, 12, 128, 128, dtype};
     s.gap = 540672 - 196608;

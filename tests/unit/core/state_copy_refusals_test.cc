@@ -36,7 +36,7 @@ class Refusal : public ::testing::Test {
   kda_state_copy_args args{};
 };
 
-TEST_F(Refusal, Y24_LayoutThatWasNotPrepared) {
+TEST_F(Refusal, T08_Y24_LayoutThatWasNotPrepared) {
   const auto with = [&](auto&& change) {
     kda_state_copy_args a = args;
     change(a.pool);
@@ -61,7 +61,7 @@ TEST_F(Refusal, Y13_APoolThatMovedIsUsedWhereItIs) {
   EXPECT_TRUE(packed.memory == wanted.memory);
 }
 
-TEST_F(Refusal, Y24_MoreRowsThanTheLimit) {
+TEST_F(Refusal, T08_Y24_MoreRowsThanTheLimit) {
   const Indices five({0, 1, 2, 3, 4}, KDA_INT64);
   Packed wide(shape, 5);
   refused(copy_args(pool.view(), five.view(), wide.view()), KDA_INVALID_ARGUMENT, "max_selected = 4, got 5");
@@ -191,7 +191,7 @@ TEST_F(Preparation, Y10_EveryVariantRunsOnceOnScratchAndThePoolIsUntouched) {
   for (char c : memory_) ASSERT_EQ(c, 0x5a);
 }
 
-TEST_F(Preparation, Y26_FaultsAreReportedAndScratchIsFreed) {
+TEST_F(Preparation, T08_Y26_FaultsAreReportedAndScratchIsFreed) {
   const struct {
     kda_status status;
     void (*spoil)(StubCopyBackend&);
@@ -210,7 +210,7 @@ TEST_F(Preparation, Y26_FaultsAreReportedAndScratchIsFreed) {
   }
 }
 
-TEST_F(Preparation, Y25_ObserverDuringPrepareIsRefusedUnlessAllowed) {
+TEST_F(Preparation, T15_Y25_ObserverDuringPrepareIsRefusedUnlessAllowed) {
   StubWorld world;
   int seen = 0;
   world.context.observer = [](void* user, const char*) { ++*static_cast<int*>(user); };
@@ -263,7 +263,7 @@ void count_launches(void* user, const char* kernel) {
   names.emplace_back(kernel);
 }
 
-TEST_F(Refusal, Y25_ObserverAfterPreparationRefusesEachCall) {
+TEST_F(Refusal, T15_Y25_ObserverAfterPreparationRefusesEachCall) {
   const OwnContext own(false);
   plan = copy_plan(copy_desc(pool.view(), 4), own.context);
   ASSERT_TRUE(plan.ok());
@@ -275,7 +275,7 @@ TEST_F(Refusal, Y25_ObserverAfterPreparationRefusesEachCall) {
   EXPECT_EQ(kda_state_gather(plan.get(), &args, nullptr), KDA_OK);
 }
 
-TEST_F(Refusal, Y25_AllowedObserverCountsLaunchesAndAnEmptyCallHasNone) {
+TEST_F(Refusal, T15_T07_Y25_AllowedObserverCountsLaunchesAndAnEmptyCallHasNone) {
   const OwnContext own(true);
   plan = copy_plan(copy_desc(pool.view(), 4), own.context);
   std::vector<std::string> seen;

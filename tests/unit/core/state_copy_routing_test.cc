@@ -29,7 +29,7 @@ class Routing : public ::testing::Test {
   alignas(64) char memory_[4096];
 };
 
-TEST_F(Routing, Y02_CudaTable) {
+TEST_F(Routing, T09_Y02_CudaTable) {
   StubWorld world(KDA_CUDA);
   for (kda_dtype dtype : {KDA_FP32, KDA_BF16, KDA_FP16}) EXPECT_EQ(route(world, pool(KDA_CUDA, dtype)).text, "fused");
   for (kda_dtype dtype : {KDA_INT8, KDA_UINT8, KDA_BOOL, KDA_INT16, KDA_INT32, KDA_INT64, KDA_FP64}) {
@@ -42,7 +42,7 @@ TEST_F(Routing, Y02_CudaTable) {
   EXPECT_EQ(route(world, pool(KDA_CUDA, KDA_BF16, 1)).text, "bytes");
 }
 
-TEST_F(Routing, Y02_NoImageIsRefusedForEveryDtype) {
+TEST_F(Routing, T09_Y02_NoImageIsRefusedForEveryDtype) {
   StubWorld world(KDA_CUDA);
   world.device.has_image = false;
   for (kda_dtype dtype : {KDA_FP32, KDA_INT8}) {
@@ -54,7 +54,7 @@ TEST_F(Routing, Y02_NoImageIsRefusedForEveryDtype) {
   EXPECT_EQ(world.device.loads, 0);
 }
 
-TEST_F(Routing, Y02_CpuTable) {
+TEST_F(Routing, T09_Y02_CpuTable) {
   StubWorld world(KDA_CPU);
   for (kda_dtype dtype : {KDA_FP32, KDA_BF16, KDA_FP16}) {
     for (int shift : {0, 1, 2}) EXPECT_EQ(route(world, pool(KDA_CPU, dtype, shift)).text, "fused");
@@ -62,7 +62,7 @@ TEST_F(Routing, Y02_CpuTable) {
   EXPECT_EQ(route(world, pool(KDA_CPU, KDA_INT16)).text, "bytes");
 }
 
-TEST_F(Routing, Y03_NamesAndAliases) {
+TEST_F(Routing, T09_Y03_I07_NamesAndAliases) {
   StubWorld world(KDA_CUDA);
   const kda_tensor p = pool(KDA_CUDA, KDA_FP32);
   EXPECT_EQ(route(world, p, "auto").text, "fused");

@@ -26,7 +26,7 @@ TEST(ServingGuard, CountsWhatItSaysItCounts) {
   EXPECT_EQ(guard.calls().environment, 1);
 }
 
-TEST(StateCopyServing, T13_ThousandMixedCallsAllocateNothingAndKeepTheTable) {
+TEST(StateCopyServing, T13_T14_Y12_Y17_Y18_ThousandMixedCallsAllocateNothingAndKeepTheTable) {
   const OwnContext own;
   constexpr int64_t kMax = 9;
   PoolShape s{12, 2, 8, 16, KDA_BF16, 16};
@@ -74,7 +74,8 @@ TEST(StateCopyServing, T13_ThousandMixedCallsAllocateNothingAndKeepTheTable) {
       const bool casts = call % 3 == 0;
       auto args = copy_args(pools[call % 2].view(), call % 2 != 0 ? narrow[n].view() : wide[n].view(),
                             casts ? packed_fp32[n].view() : packed[n].view());
-      if (call % 4 == 1) args.has_initial_state = make_tensor(const_cast<uint8_t*>(flags.data()), KDA_BOOL, {static_cast<int64_t>(n)});
+      if (call % 4 == 1)
+        args.has_initial_state = make_tensor(const_cast<uint8_t*>(flags.data()), KDA_BOOL, {static_cast<int64_t>(n)});
       const char* layer = casts ? "cast" : "plain";
       void* stream = reinterpret_cast<void*>(static_cast<uintptr_t>(call % 5));
       failures += kda_copy_set_gather(set, layer, &args, stream) != KDA_OK;

@@ -28,9 +28,7 @@ class Set : public ::testing::Test {
     o.scan = &scan_one_variable;
     return o;
   }
-  kda_tensor pool(int64_t rows = 4, int shift = 0) {
-    return make_tensor(memory_ + shift, KDA_FP32, {rows, 1, 2, 8});
-  }
+  kda_tensor pool(int64_t rows = 4, int shift = 0) { return make_tensor(memory_ + shift, KDA_FP32, {rows, 1, 2, 8}); }
   CopyBinding bind(const std::string& layer, const kda_tensor& t) { return {layer, nullptr, t, KDA_DTYPE_NONE}; }
   std::vector<CopyBinding> layers(int count, int first = 0) {
     std::vector<CopyBinding> out;
@@ -145,10 +143,11 @@ TEST_F(Set, Y24_UnknownLayerIsNotFoundWithTheKnownNames) {
   ASSERT_TRUE(set.publish().ok());
   const Status s = gather(set, "model.layers.7");
   EXPECT_EQ(s.code(), KDA_NOT_FOUND);
-  EXPECT_NE(s.message().find("model.layers.0, model.layers.1; got \"model.layers.7\""), std::string::npos) << s.message();
+  EXPECT_NE(s.message().find("model.layers.0, model.layers.1; got \"model.layers.7\""), std::string::npos)
+      << s.message();
 }
 
-TEST_F(Set, T11_FaultAtAnyLayerOfAnyStepReadiesNothing) {
+TEST_F(Set, T11_Y07_FaultAtAnyLayerOfAnyStepReadiesNothing) {
   const char* names[] = {"model.layers.0", "model.layers.1", "model.layers.2"};
   for (int layer = 0; layer < 3; ++layer) {
     // prepare: this layer has a layout of its own, whose launch fails.
@@ -202,10 +201,11 @@ TEST_F(Set, Y26_BindingErrorsNameTheLayer) {
     void (*spoil)(CopyBinding&);
   } cases[] = {
       {KDA_FAILED_PRECONDITION, "wanted a bound pool", [](CopyBinding& b) { b.pool = {}; }},
-      {KDA_FAILED_PRECONDITION, "wanted a tensor", [](CopyBinding& b) { b.pool.dtype = static_cast<kda_dtype>(77); }},
+      {KDA_FAILED_PRECONDITION, "wanted a tensor", [](CopyBinding& b) { b.pool.dtype = static_cast<kda_dtype>(99); }},
       {KDA_INVALID_ARGUMENT, "context's device", [](CopyBinding& b) { b.pool.device.type = KDA_CUDA; }},
       {KDA_INVALID_ARGUMENT, "kda_state_copy_backend", [](CopyBinding& b) { b.backend = "fast"; }},
-      {KDA_UNSUPPORTED, "cast", [](CopyBinding& b) { b.pool.dtype = KDA_BF16, b.packed_dtype = KDA_FP32, b.backend = "bytes"; }},
+      {KDA_UNSUPPORTED, "cast",
+       [](CopyBinding& b) { b.pool.dtype = KDA_BF16, b.packed_dtype = KDA_FP32, b.backend = "bytes"; }},
   };
   for (const auto& c : cases) {
     CopySet s(world.context, options());
@@ -225,9 +225,10 @@ TEST_F(Set, Y26_BindingErrorsNameTheLayer) {
   EXPECT_EQ(t.prepare({}, 4).code(), KDA_INVALID_ARGUMENT);
 }
 
-TEST_F(Set, T10_EqualKeysShareOneTable) {
+TEST_F(Set, T10_Y09_EqualKeysShareOneTable) {
   std::vector<CopyBinding> list;
-  for (int i = 0; i < 69; ++i) list.push_back(bind("layer" + std::to_string(i), i % 3 == 0 ? pool(3) : pool(4, 16 * (i % 5))));
+  for (int i = 0; i < 69; ++i)
+    list.push_back(bind("layer" + std::to_string(i), i % 3 == 0 ? pool(3) : pool(4, 16 * (i % 5))));
   ASSERT_TRUE(set.prepare(list, 4).ok());
   auto info = sized<kda_copy_set_info>();
   ASSERT_TRUE(set.info(&info).ok());
@@ -237,7 +238,8 @@ TEST_F(Set, T10_EqualKeysShareOneTable) {
   EXPECT_EQ(world.device.loads, 2);
   EXPECT_EQ(world.device.launches, 8);
   // Another class mod 16, another stride, dtype, packed dtype or kind is another table.
-  auto more = std::vector<CopyBinding>{bind("a", pool(4, 4)), bind("b", pool()), bind("c", pool()), bind("d", pool()), bind("e", pool())};
+  auto more = std::vector<CopyBinding>{bind("a", pool(4, 4)), bind("b", pool()), bind("c", pool()), bind("d", pool()),
+                                       bind("e", pool())};
   more[1].pool.strides[0] = 20;
   more[2].pool.dtype = KDA_BF16;
   more[3].pool.dtype = KDA_BF16, more[3].packed_dtype = KDA_FP32;
@@ -265,7 +267,7 @@ TEST_F(Set, T12_ConfigurationChangesBeforeSealAreRefused) {
   EXPECT_NE(u.message().find("device driver: wanted unset, got \"580.159\""), std::string::npos) << u.message();
 }
 
-TEST_F(Set, T12_AfterPublishNothingIsScanned) {
+TEST_F(Set, T12_Y12_AfterPublishNothingIsScanned) {
   ASSERT_TRUE(set.prepare(layers(1), 4).ok());
   ASSERT_TRUE(set.seal().ok());
   ASSERT_TRUE(set.publish().ok());
@@ -275,7 +277,7 @@ TEST_F(Set, T12_AfterPublishNothingIsScanned) {
   EXPECT_EQ(scans, before);
 }
 
-TEST_F(Set, T11_AReaderSeesNoneOrAll) {
+TEST_F(Set, T11_Y07_AReaderSeesNoneOrAll) {
   for (int round = 0; round < 20; ++round) {
     CopySet s(world.context, options());
     ASSERT_TRUE(s.prepare(layers(60), 4).ok());
@@ -356,7 +358,7 @@ struct CSet {
   kda_copy_set* set = nullptr;
 };
 
-TEST(CopySetApi, T17_TwoSetsOneResetWhileTheOtherServes) {
+TEST(CopySetApi, T17_Y05_TwoSetsOneResetWhileTheOtherServes) {
   PoolShape s{6, 2, 8, 16, KDA_FP32, 8};
   Pool pool(s);
   CSet a(cpu_context()), b(cpu_context());
@@ -414,7 +416,8 @@ TEST(CopySetApi, T12_ARealVariableChangedBeforeSealIsNamed) {
   ASSERT_EQ(set.prepare("layer", pool.view()), KDA_OK);
   setenv("OMP_KDA_TEST", "4", 1);
   EXPECT_EQ(kda_copy_set_seal(set.set), KDA_FAILED_PRECONDITION);
-  EXPECT_NE(std::string(kda_last_error()).find("OMP_KDA_TEST: wanted unset, got \"4\""), std::string::npos) << kda_last_error();
+  EXPECT_NE(std::string(kda_last_error()).find("OMP_KDA_TEST: wanted unset, got \"4\""), std::string::npos)
+      << kda_last_error();
   EXPECT_EQ(kda_copy_set_get_state(set.set), KDA_COPY_SET_FAILED);
   EXPECT_NE(std::string(kda_copy_set_last_error(set.set)).find("OMP_KDA_TEST"), std::string::npos);
   unsetenv("OMP_KDA_TEST");
@@ -464,8 +467,9 @@ TEST(CopySetApi, NullIsAnErrorOrANoOp) {
 }
 
 TEST(Snapshot, Y11_WhichVariablesCount) {
-  for (const char* name : {"KDA_CHECK", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_LOG", "NVIDIA_TF32_OVERRIDE",
-                           "OMP_NUM_THREADS", "TBB_MALLOC", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"}) {
+  for (const char* name :
+       {"KDA_CHECK", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_LOG", "NVIDIA_TF32_OVERRIDE",
+        "OMP_NUM_THREADS", "TBB_MALLOC", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"}) {
     EXPECT_TRUE(is_configuration_variable(name)) << name;
   }
   for (const char* name : {"PATH", "HOME", "XKDA_CHECK", "CUD", "LD_PRELOAD_X", "", "kda_check", "TBBX"}) {
@@ -478,16 +482,26 @@ TEST(Snapshot, Y11_TheFirstDifferenceIsNamed) {
   EXPECT_TRUE(compare_snapshots(a, a).ok());
   const auto text = [&](const kda::Snapshot& now) { return compare_snapshots(a, now).message(); };
   EXPECT_NE(text({{"b", "1"}, {"d", "x"}, {"f", "y"}}).find("d: wanted \"2\", got \"x\""), std::string::npos);
-  EXPECT_NE(text({{"b", "1"}, {"c", "9"}, {"d", "x"}, {"f", "3"}}).find("c: wanted unset, got \"9\""), std::string::npos);
+  EXPECT_NE(text({{"b", "1"}, {"c", "9"}, {"d", "x"}, {"f", "3"}}).find("c: wanted unset, got \"9\""),
+            std::string::npos);
   EXPECT_NE(text({{"b", "1"}, {"d", "2"}}).find("f: wanted \"3\", got unset"), std::string::npos);
-  EXPECT_NE(text({{"b", "1"}, {"d", "2"}, {"f", "3"}, {"g", ""}}).find("g: wanted unset, got \"\""), std::string::npos);
+  EXPECT_NE(text({{"b", "1"}, {"d", "2"}, {"f", "3"}, {"g", ""}}).find("g: wanted unset, got \"\""),
+            std::string::npos);
 }
 
 TEST(Snapshot, Y11_ALibrarySnapshotHoldsVersionHashBackendsAndIsa) {
   StubWorld world;
   world.backends.source_hash = "cafe";
+  world.context.facts.name = "NVIDIA H200";
+  world.context.facts.major = 9;
+  world.context.facts.driver_version = 13000;
+  world.context.facts.uuid = {0x0a, 0xf0};
   kda::Snapshot s;
   describe_library(world.context, s);
+  EXPECT_EQ(s["device name"], "NVIDIA H200");
+  EXPECT_EQ(s["device compute capability"], "9.0");
+  EXPECT_EQ(s["device driver"], "13000");
+  EXPECT_EQ(s["device uuid"], "0af0" + std::string(28, '0'));
   EXPECT_EQ(s["library source hash"], "cafe");
   EXPECT_EQ(s["isa"], "stub");
   EXPECT_EQ(s["library version"], kda_version_string());
