@@ -7,6 +7,8 @@
 // independent, and a block loads its context before it stores anything (W-5).
 #include "reference/conv.h"
 
+#include <algorithm>
+
 #include "core/rows.h"
 #include "reference/candidates.h"
 #include "reference/conv_window.h"
@@ -89,7 +91,11 @@ class ConvKernel final : public Kernel<Conv> {
 
   // W-1 for all tokens of the block, over a ring of the last W inputs.
   void convolve(const kda_conv_args& args, const Block& b, const ConvRow& row) const {
-    double ring[kMaxWidth][kBlock], y[kBlock];
+    double ring[kMaxWidth][kBlock], taps[kMaxWidth][kBlock], bias[kBlock], y[kBlock];
+    for (int64_t c = 0; c < b.count; ++c) {
+      for (int64_t j = 0; j < W_; ++j) taps[j][c] = parameter(args.weight[b.part], (b.first + c) * W_ + j, 0);
+      bias[c] = parameter(args.bias[b.part], b.first + c, 0);
+    }
     kda_dtype dtype = KDA_FP32;
     for (int64_t i = 0; i < W_ - 1; ++i) {
       for (int64_t c = 0; c < b.count; ++c) {
@@ -101,14 +107,12 @@ class ConvKernel final : public Kernel<Conv> {
       const int64_t newest = (W_ - 1 + t) % W_;
       const kda_tensor& x = args.x[b.part];
       load_row(advance(token_row(x, row.span, 2, t), x.dtype, b.first), x.dtype, b.count, ring[newest]);
-      for (int64_t c = 0; c < b.count; ++c) {
-        double sum = 0;
-        for (int64_t j = 0; j < W_; ++j) {
-          sum += parameter(args.weight[b.part], (b.first + c) * W_ + j, 0) * ring[(t + j) % W_][c];
-        }
-        sum += parameter(args.bias[b.part], b.first + c, 0);
-        y[c] = desc_.no_activation ? sum : silu(sum);
+      std::fill(y, y + b.count, 0.0);
+      for (int64_t j = 0; j < W_; ++j) {
+        const double* past = ring[(t + j) % W_];
+        for (int64_t c = 0; c < b.count; ++c) y[c] += taps[j][c] * past[c];
       }
+      for (int64_t c = 0; c < b.count; ++c) y[c] = desc_.no_activation ? y[c] + bias[c] : silu(y[c] + bias[c]);
       char* out = output_row(args, b, row, t);
       if (out != nullptr) store_row(out, args.out[b.part].dtype, b.count, y);
     }
