@@ -35,58 +35,58 @@ TEST_P(DecodeTest, N09_OneTokenAndWindowsAgainstTheOracle) {
                          {{2, 1}, 3, 3, 33, 7, 2},
                          {{16, 9}, 1, 2, 128, 128, 16}};
   for (const Rows& s : shapes) {
-    for (const kda_dtype io : {KDA_BF16, KDA_FP32, KDA_FP16}) {
-      for (const kda_dtype pool : {KDA_FP32, KDA_BF16, KDA_FP16}) {
-        SCOPED_TRACE(testing::Message() << "width " << s.width << " K " << s.K << " io " << io << " pool " << pool);
-        FieldInput input;
-        input.lengths = s.lengths;
-        input.heads = s.H;
-        input.value_heads = s.HV;
-        input.key_dim = s.K;
-        input.value_dim = s.V;
-        input.io = io;
-        input.gate_scale = 4;
-        input.beta_scale = 3;
-        input.state_scale = 1;
-        Problem p = field_problem(input);
-        p.state = p.state.copy(pool).copy(KDA_FP32);
-        const auto N = static_cast<int64_t>(s.lengths.size());
-        DecodeCall call(p, backend(), s.width);
-        call.desc.attention.state_dtype = pool;
-        call.pool = canary_pool(pool, {N * s.width + 2, s.HV, s.V, s.K}, s.HV * s.V * s.K + 8, 16);
-        Tensor table(KDA_INT32, {N, s.width});
-        for (int64_t n = 0; n < N; ++n) {
-          for (int64_t c = 0; c < s.width; ++c) table.set({n, c}, static_cast<double>(c * N + (N - 1 - n) + 1));
-          assign(select(call.pool, 0, N - n), values(select(p.state, 0, n)));
-        }
-        call.slots = table;
-        DecodeCall again = call;
-        const Snapshot before(call.pool);
-        ASSERT_EQ(call.run(), KDA_OK) << call.message;
-        ASSERT_EQ(again.run(), KDA_OK) << again.message;
-        EXPECT_EQ(first_difference(call.out, again.out), "");
-        EXPECT_EQ(first_difference(call.pool, again.pool), "");
-        EXPECT_EQ(call.out.guard_report(), "");
-
-        const Outcome reference = oracle(p);
-        const double rounding = io == KDA_BF16 ? 0x1p-8 : io == KDA_FP16 ? 0x1p-11 : 0;  // few values: no averaging
-        EXPECT_WITHIN(compare_outputs(call.out.values(), reference.out.values(), s.lengths, s.HV, s.V),
-                      1e-5 + rounding);
-        std::vector<int64_t> written;
-        int64_t begin = 0;
-        for (int64_t n = 0; n < N; ++n) {
-          const int64_t length = s.lengths[static_cast<size_t>(n)];
-          for (int64_t t = 0; t < length; ++t) {
-            written.push_back(static_cast<int64_t>(table.get({n, t})));
-            Problem prefix = cut(p, begin, t + 1);
-            prefix.state = state_of(p.state, n);
-            EXPECT_WITHIN(compare_states(call.slot(written.back()), oracle(prefix).state.values(), s.HV, s.V * s.K),
-                          1e-5 + pool_rounding(pool));
-          }
-          begin += length;
-        }
-        EXPECT_EQ(before.changes_outside(call.pool, written), "");  // V-4: columns >= qlen untouched
+    const std::pair<kda_dtype, kda_dtype> kinds[] = {
+        {KDA_BF16, KDA_FP32}, {KDA_FP32, KDA_FP32}, {KDA_BF16, KDA_BF16}, {KDA_FP16, KDA_FP16}};
+    for (const auto& [io, pool] : kinds) {
+      SCOPED_TRACE(testing::Message() << "width " << s.width << " K " << s.K << " io " << io << " pool " << pool);
+      FieldInput input;
+      input.lengths = s.lengths;
+      input.heads = s.H;
+      input.value_heads = s.HV;
+      input.key_dim = s.K;
+      input.value_dim = s.V;
+      input.io = io;
+      input.gate_scale = 4;
+      input.beta_scale = 3;
+      input.state_scale = 1;
+      Problem p = field_problem(input);
+      p.state = p.state.copy(pool).copy(KDA_FP32);
+      const auto N = static_cast<int64_t>(s.lengths.size());
+      DecodeCall call(p, backend(), s.width);
+      call.desc.attention.state_dtype = pool;
+      call.pool = canary_pool(pool, {N * s.width + 2, s.HV, s.V, s.K}, s.HV * s.V * s.K + 8, 16);
+      Tensor table(KDA_INT32, {N, s.width});
+      for (int64_t n = 0; n < N; ++n) {
+        for (int64_t c = 0; c < s.width; ++c) table.set({n, c}, static_cast<double>(c * N + (N - 1 - n) + 1));
+        assign(select(call.pool, 0, N - n), values(select(p.state, 0, n)));
       }
+      call.slots = table;
+      DecodeCall again = call;
+      const Snapshot before(call.pool);
+      ASSERT_EQ(call.run(), KDA_OK) << call.message;
+      ASSERT_EQ(again.run(), KDA_OK) << again.message;
+      EXPECT_EQ(first_difference(call.out, again.out), "");
+      EXPECT_EQ(first_difference(call.pool, again.pool), "");
+      EXPECT_EQ(call.out.guard_report(), "");
+
+      const Outcome reference = oracle(p);
+      const double rounding = io == KDA_BF16 ? 0x1p-8 : io == KDA_FP16 ? 0x1p-11 : 0;  // few values: no averaging
+      EXPECT_WITHIN(compare_outputs(call.out.values(), reference.out.values(), s.lengths, s.HV, s.V),
+                    1e-5 + rounding);
+      std::vector<int64_t> written;
+      int64_t begin = 0;
+      for (int64_t n = 0; n < N; ++n) {
+        const int64_t length = s.lengths[static_cast<size_t>(n)];
+        for (int64_t t = 0; t < length; ++t) {
+          written.push_back(static_cast<int64_t>(table.get({n, t})));
+          Problem prefix = cut(p, begin, t + 1);
+          prefix.state = state_of(p.state, n);
+          EXPECT_WITHIN(compare_states(call.slot(written.back()), oracle(prefix).state.values(), s.HV, s.V * s.K),
+                        1e-5 + pool_rounding(pool));
+        }
+        begin += length;
+      }
+      EXPECT_EQ(before.changes_outside(call.pool, written), "");  // V-4: columns >= qlen untouched
     }
   }
 }

@@ -18,18 +18,20 @@ const Outcome& oracle_of(int number) {
   return it->second;
 }
 
-void check(const char* backend, const Distribution& d) {
+void check(const std::string& backend, const Distribution& d) {
   const bool own_form = d.number <= 2;
   const Outcome& reference = oracle_of(d.number);
   ASSERT_EQ(reference.status, KDA_OK) << reference.message;
   for (const kda_dtype io : {KDA_BF16, KDA_FP32}) {
     for (const GateForm form : {GateForm::kPlain, GateForm::kRaw}) {
       if (form == GateForm::kRaw && own_form) continue;
+      // The oracle against itself: one run shows its roundings (its raw form is held to the same norms elsewhere).
+      if (backend == "reference" && (form == GateForm::kRaw || io == KDA_FP32)) continue;
       SCOPED_TRACE(testing::Message() << "D" << d.number << (io == KDA_BF16 ? " bf16" : " fp32")
                                       << (form == GateForm::kRaw ? " raw" : ""));
       const Problem p = distribution(d.number, form, io);
       PrefillOptions options;
-      options.backend = backend;
+      options.backend = backend.c_str();
       const Outcome r = prefill(p, options);
       ASSERT_EQ(r.status, KDA_OK) << r.message;
       const Limits limit = limits(io, d.degenerate);
