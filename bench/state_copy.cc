@@ -208,6 +208,7 @@ class Copies {
       if (std::memcmp(wanted.data(), packed(), wanted.size()) != 0) fail("gather differs from the loop", 1);
     }
     std::fill(flags_.begin(), flags_.end(), 1);
+    draw(random);  // valid rows only from here on
   }
 
  private:

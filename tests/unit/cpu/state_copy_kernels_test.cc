@@ -124,7 +124,7 @@ TEST_P(RowMoverTest, T06_G02_NarrowingRoundsToNearestEven) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, RowMoverTest, ::testing::ValuesIn(available_isas()),
-                         [](const auto& info) { return std::string(isa_name(info.param)); });
+                         [](const auto& isa) { return std::string(isa_name(isa.param)); });
 
 TEST(StateCopyIsa, Y18_AForcedIsaIsHonouredAndAnAbsentOneIsUnsupported) {
   const char* before = std::getenv("KDA_FORCE_ISA");
