@@ -1,5 +1,6 @@
 // What a prefill's bits may not depend on (H-9, H-10, N-12, N-13, K-5, R-34, G-8), on every ISA of the machine.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <limits>
@@ -226,6 +227,44 @@ TEST_P(Bits, G08_StridesEqualContiguous) {
     EXPECT_EQ(out.guard_report(), "");
     EXPECT_EQ(final.guard_report(), "");
   }
+}
+
+TEST_P(Bits, F23_InputOffsetsPast2To31) {
+  // Tokens 2^30 elements apart in reserved memory, of which a few pages are touched.
+  const Problem p = small_problem({4});
+  const Outcome dense = run(p);
+  const int64_t stride = int64_t{1} << 30;
+  const size_t bytes = static_cast<size_t>(3 * stride + 4096) * sizeof(float);
+  void* const memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no address space";
+  kda_prefill_args args = prefill_args(p);
+  Tensor final(KDA_FP32, {1, 4, 27, 40});
+  kda_tensor out = dense.out;
+  int64_t at = 0;
+  const auto spread = [&](const kda_tensor& dense_view) {
+    kda_tensor t = dense_view;
+    t.data = static_cast<float*>(memory) + at;
+    t.strides[0] = stride;
+    at += 512;
+    return t;
+  };
+  for (kda_tensor* t : {&args.q, &args.k, &args.v, &args.gate, &args.beta}) {
+    const kda_tensor far = spread(*t);
+    assign(far, values(*t));
+    *t = far;
+  }
+  out = spread(out);
+  const Tensor cu = Tensor::ints({0, 4});
+  args.sequences.cu_seqlens = cu;
+  args.state = p.state;
+  args.final_state = final;
+  args.out = out;
+  Plan plan = make_plan(prefill_desc(p, "portable"), isa_context(GetParam()));
+  ASSERT_EQ(plan.run(args), KDA_OK) << plan.message();
+  EXPECT_TRUE(same_bits(out, dense.out)) << first_difference(out, dense.out);
+  expect_same(final, dense.state, "state");
+  munmap(memory, bytes);
 }
 
 TEST_P(Bits, Z09_NothingBehindARowIsRead) {
