@@ -89,6 +89,11 @@ KDA_API void kda_context_destroy(kda_context* context);
 KDA_API kda_status kda_context_seal(kda_context* context);
 /* Threads that a run may use. */
 KDA_API int32_t kda_context_num_threads(const kda_context* context);
+/* Runs body(arg, i) for every i in [0, n) on the context's threads and returns when all are done: host work of the
+ * caller's own (filling inputs, sampling) beside the runs, without a second pool. Negative n or a NULL body is
+ * INVALID_ARGUMENT. Not from inside a body. */
+KDA_API kda_status kda_context_parallel_for(const kda_context* context, int32_t n, void (*body)(void* arg, int32_t i),
+                                            void* arg);
 /* ISA in use on a CPU context ("avx512"); architecture name on others. Owned by the context. */
 KDA_API const char* kda_context_isa(const kda_context* context);
 /* Installs or, with NULL, removes the context's launch observer (spec Y-25). Not while a run is in flight. */

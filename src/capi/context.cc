@@ -125,6 +125,17 @@ kda_status kda_context_seal(kda_context* context) {
 }
 
 int32_t kda_context_num_threads(const kda_context* context) { return context ? context->parallel.num_threads : 0; }
+
+kda_status kda_context_parallel_for(const kda_context* context, int32_t n, void (*body)(void*, int32_t), void* arg) {
+  return guard([&]() -> Status {
+    KDA_RETURN_IF_ERROR(check_pointer("context", context));
+    if (body == nullptr) return kda::invalid_argument("body: wanted a function, got NULL");
+    if (n < 0) return kda::invalid_argument("n: wanted >= 0, got ", n);
+    context->parallel.for_each(n, [&](int64_t i, int32_t) { body(arg, static_cast<int32_t>(i)); });
+    return {};
+  });
+}
+
 const char* kda_context_isa(const kda_context* context) { return context ? context->isa.c_str() : ""; }
 
 kda_status kda_context_set_launch_observer(kda_context* context, kda_launch_observer_fn fn, void* user) {

@@ -43,7 +43,7 @@ RowLayout RowLayout::of(const Model& model) {
   return l;
 }
 
-Result<Content> Content::seeded(const Model& model, uint64_t seed, int threads) {
+Result<Content> Content::seeded(const Model& model, uint64_t seed, const kda_context* context) {
   const RowLayout layout = RowLayout::of(model);
   const auto element = static_cast<int64_t>(kda_dtype_size(model.io_dtype));
   auto table = Buffer::allocate(kTableRows * layout.stride * element);
@@ -58,7 +58,7 @@ Result<Content> Content::seeded(const Model& model, uint64_t seed, int threads) 
                               {kZ, layout.z, model.value_dim},
                               {kBeta, layout.beta, 1}};
   const uint64_t stream = mix(uint64_t{kTagTable}, seed);
-  parallel_ranges(threads, kTableRows, 64, [&](int64_t first, int64_t last) {
+  parallel_ranges(context, kTableRows, 64, [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
       char* row = data + r * layout.stride * element;
       for (const Segment& s : segments) {
@@ -103,9 +103,9 @@ uint32_t Content::rejected_row(const TokenOwner& owner, int64_t position) const 
   return static_cast<uint32_t>((right + 1 + h % (kTableRows - 1)) % kTableRows);
 }
 
-void Content::gather(std::span<const uint32_t> rows, char* out, int threads) const {
+void Content::gather(std::span<const uint32_t> rows, char* out, const kda_context* context) const {
   const int64_t bytes = row_bytes();
-  parallel_ranges(threads, static_cast<int64_t>(rows.size()), 64, [&](int64_t first, int64_t last) {
+  parallel_ranges(context, static_cast<int64_t>(rows.size()), 64, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       std::memcpy(out + i * bytes, row(rows[static_cast<size_t>(i)]), static_cast<size_t>(bytes));
     }

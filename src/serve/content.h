@@ -39,7 +39,7 @@ class Content {
 
   // Fills an N(0,1) table (q, k, v, gate, beta, z alike). Each entry depends on seed, row and its place in the
   // whole model alone, so that a rank's table is a part of the whole one.
-  static Result<Content> seeded(const Model& model, uint64_t seed, int threads);
+  static Result<Content> seeded(const Model& model, uint64_t seed, const kda_context* context);
   // A caller's table of `rows` rows.
   Content(const RowLayout& layout, kda_dtype dtype, Buffer table, uint64_t seed)
       : layout_(layout), dtype_(dtype), table_(std::move(table)), seed_(seed) {}
@@ -57,7 +57,7 @@ class Content {
   int64_t row_bytes() const { return layout_.stride * static_cast<int64_t>(kda_dtype_size(dtype_)); }
   const char* row(uint32_t r) const { return table_.data() + r * row_bytes(); }
   // Copies table rows behind one another to `out`.
-  void gather(std::span<const uint32_t> rows, char* out, int threads) const;
+  void gather(std::span<const uint32_t> rows, char* out, const kda_context* context) const;
 
  private:
   RowLayout layout_;

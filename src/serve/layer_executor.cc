@@ -191,7 +191,7 @@ Result<std::unique_ptr<LayerExecutor>> LayerExecutor::create(kda_context* contex
                                                              const std::vector<LayerWeights>& weights,
                                                              const Content& content, const kda_state_pool* pool,
                                                              const ExecutorOptions& options, Timeline* timeline) {
-  std::unique_ptr<LayerExecutor> e(new LayerExecutor(model, content, options, timeline));
+  std::unique_ptr<LayerExecutor> e(new LayerExecutor(context, model, content, options, timeline));
   KDA_SERVE_TRY(e->create_plans(context));
   KDA_SERVE_TRY(e->create_buffers(weights, pool));
   return e;
@@ -317,7 +317,7 @@ Status LayerExecutor::run_norm(const Step& step, const Layer& layer) {
 Status LayerExecutor::run(const Step& step, LayerObserver& observer) {
   // In core mode the dense projections are a table look-up; every layer reads the same rows.
   KDA_SERVE_TRY(timed("projections", step, 0, step.tokens, step.recurrent.size() + step.chunk.size(), [&] {
-    content_.gather(step.content, raw_.data(), options_.threads);
+    content_.gather(step.content, raw_.data(), context_);
     return Status();
   }));
   const int64_t chunk_tokens = step.tokens - step.recurrent_tokens;

@@ -21,7 +21,6 @@ struct ExecutorOptions {
   bool batch_invariant = true;
   std::string prefill_backend = "auto";
   std::string backend = "auto";  // of everything else; tests name "reference"
-  int threads = 1;
 };
 
 class LayerExecutor : public Executor {
@@ -44,8 +43,9 @@ class LayerExecutor : public Executor {
     kda_records records{};
   };
 
-  LayerExecutor(const Model& model, const Content& content, const ExecutorOptions& options, Timeline* timeline)
-      : model_(model), content_(content), options_(options), timeline_(timeline) {}
+  LayerExecutor(const kda_context* context, const Model& model, const Content& content,
+                const ExecutorOptions& options, Timeline* timeline)
+      : context_(context), model_(model), content_(content), options_(options), timeline_(timeline) {}
 
   Status create_plans(kda_context* context);
   Status create_buffers(const std::vector<LayerWeights>& weights, const kda_state_pool* pool);
@@ -64,6 +64,7 @@ class LayerExecutor : public Executor {
   template <class Body>
   Status timed(const char* name, const Step& step, int32_t layer, int64_t tokens, size_t sequences, const Body& body);
 
+  const kda_context* context_;
   Model model_;
   const Content& content_;
   ExecutorOptions options_;

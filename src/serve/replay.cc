@@ -108,7 +108,7 @@ Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   if (!trace.ok()) return trace.status();
   r->trace_ = std::move(trace.value());
   KDA_SERVE_TRY(r->prepare_pool());
-  auto content = Content::seeded(r->model_, o.seed, r->threads_);
+  auto content = Content::seeded(r->model_, o.seed, r->context_.get());
   if (!content.ok()) return content.status();
   r->content_ = std::make_unique<Content>(std::move(content.value()));
   r->weights_ = seeded_weights(r->model_, o.seed);
@@ -124,7 +124,6 @@ Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   e.batch_invariant = o.batch_invariant;
   e.prefill_backend = o.prefill_backend == "auto" && o.backend != "auto" ? o.backend : o.prefill_backend;
   e.backend = o.backend;
-  e.threads = r->threads_;
   auto executor = LayerExecutor::create(r->context_.get(), r->model_, r->weights_, *r->content_, r->pool_.get(), e,
                                         r->timeline_.get());
   if (!executor.ok()) return executor.status();

@@ -146,7 +146,7 @@ class Oracle {
     content_->prompt_rows(request.owner, first, rows.first(static_cast<size_t>(from_prompt)));
     content_->generated_rows(request.owner, first + from_prompt - prompt,
                              rows.subspan(static_cast<size_t>(from_prompt)));
-    content_->gather(rows, raw_.data(), 1);
+    content_->gather(rows, raw_.data(), nullptr);
   }
 
   Status run_piece(const Request& request, const LayerWeights& weights, int64_t first, int64_t tokens) {

@@ -251,7 +251,7 @@ TEST(Replay, F07_AWrongResultIsFound) {
   ASSERT_TRUE(prepared.value()->run(stop, {}).ok());
   std::vector<LayerWeights> weights = seeded_weights(prepared.value()->model(), o.seed);
   weights[0].dt_bias[5] += 0.01f;
-  auto content = Content::seeded(prepared.value()->model(), o.seed, 1);
+  auto content = Content::seeded(prepared.value()->model(), o.seed, nullptr);
   auto report =
       verify(prepared.value()->model(), weights, content.value(), prepared.value()->engine().requests(), 1, stop);
   ASSERT_TRUE(report.ok());

@@ -107,7 +107,7 @@ struct Bench {
     d.pages = o.slots * (1 + o.limits.spec) + cache_pages;
     pool = std::make_unique<PoisonedPool>(d);
     if (cache_pages > 0) cache = std::make_unique<PrefixCache>(pool->pool.get(), cache_pages);
-    content = std::make_unique<Content>(std::move(Content::seeded(model, 1, 1).value()));
+    content = std::make_unique<Content>(std::move(Content::seeded(model, 1, nullptr).value()));
     executor = std::make_unique<FakeExecutor>(pool->pool.get());
     engine = std::make_unique<Engine>(model, options, pool->pool.get(), cache.get(), *content, *executor, nullptr);
     EXPECT_TRUE(engine->load(trace, {}).ok());

@@ -64,7 +64,10 @@ TEST(Models, L03_L06_ShapesAndShares) {
 
 TEST(Content, ATableIsStandardNormalAndARankHoldsAPartOfIt) {
   auto whole = make_model({.heads = 4}), share = make_model({.heads = 4, .tp = 2});
-  auto a = Content::seeded(whole.value(), 7, 2), b = Content::seeded(share.value(), 7, 1);
+  kda_context* context = nullptr;
+  ASSERT_EQ(kda_context_create(nullptr, &context), KDA_OK);
+  auto a = Content::seeded(whole.value(), 7, context), b = Content::seeded(share.value(), 7, nullptr);
+  kda_context_destroy(context);
   ASSERT_TRUE(a.ok() && b.ok());
   double sum = 0, square = 0;
   for (uint32_t r = 0; r < 512; ++r) {
@@ -86,7 +89,7 @@ TEST(Content, ATableIsStandardNormalAndARankHoldsAPartOfIt) {
 
 TEST(Content, EqualPrefixesAreEqualTokensAndARejectedDraftIsAnother) {
   auto model = make_model({.heads = 1});
-  auto content = Content::seeded(model.value(), 3, 1);
+  auto content = Content::seeded(model.value(), 3, nullptr);
   const uint64_t shared[] = {11, 12}, other[] = {11, 13};
   const TokenOwner a{0, shared}, b{1, other}, own{2, {}}, own2{3, {}};
   std::vector<uint32_t> x(1024), y(1024);
