@@ -76,9 +76,17 @@ struct Case {
 
 const char* operator_name(kda_operator op);
 
-std::vector<Case> distribution_cases();  // D1..D11 (N-10): prefill; decode on the first tokens
+std::vector<Case> distribution_cases();  // D1..D11 (N-10), prefill
 std::vector<Case> prefill_cases();
 std::vector<Case> decode_cases();
+std::vector<Case> commit_cases();
+std::vector<Case> decode_step_cases();
+std::vector<Case> conv_cases();
+std::vector<Case> gated_norm_cases();
+std::vector<Case> state_copy_cases();
+std::vector<Case> metadata_cases();
+std::vector<Case> segment_summary_cases();
+std::vector<Case> segment_merge_cases();
 // All of them, in the order of the operators.
 std::vector<Case> all_cases();
 

@@ -23,7 +23,8 @@ std::string text(const Report& report) {
   return s;
 }
 
-void run_table(const std::vector<Case>& cases) {
+// `named`: the portable backend bears its name; copies and metadata have names of their own.
+void run_table(const std::vector<Case>& cases, bool named = true) {
   ASSERT_FALSE(cases.empty());
   const Setting setting{"portable", cpu_context(2), cpu_context(1), nullptr};
   for (const Case& c : cases) {
@@ -31,7 +32,7 @@ void run_table(const std::vector<Case>& cases) {
     Report report;
     c.run(setting, report);
     EXPECT_TRUE(report.passed()) << c.name << text(report);
-    EXPECT_EQ(report.backend(), "portable") << c.name;
+    if (named) EXPECT_EQ(report.backend(), "portable") << c.name;
   }
 }
 
@@ -53,8 +54,16 @@ bool turn_last_row(Tensor& t) {
 }  // namespace
 
 TEST(Tables, R61_R62_Prefill) { run_table(prefill_cases()); }
-TEST(Tables, V01_V14_Decode) { run_table(decode_cases()); }
 TEST(Tables, N09_N10_Distributions) { run_table(distribution_cases()); }
+TEST(Tables, V01_V14_Decode) { run_table(decode_cases()); }
+TEST(Tables, V10_W04_Commit) { run_table(commit_cases()); }
+TEST(Tables, V15_L08_DecodeStep) { run_table(decode_step_cases()); }
+TEST(Tables, W01_W05_K02_Conv) { run_table(conv_cases()); }
+TEST(Tables, L07_GatedNorm) { run_table(gated_norm_cases()); }
+TEST(Tables, S09_SegmentSummary) { run_table(segment_summary_cases()); }
+TEST(Tables, S09_SegmentMerge) { run_table(segment_merge_cases()); }
+TEST(Tables, C01_C22_StateCopy) { run_table(state_copy_cases(), false); }
+TEST(Tables, M10_M30_Metadata) { run_table(metadata_cases(), false); }
 
 // A case whose results are wrong in one row must say so.
 TEST(Tables, F07_EveryTableNoticesASpoiledResult) {

@@ -16,6 +16,7 @@ using kda::tools::AddVerb;
 constexpr AddVerb kVerbs[] = {
     kda::tools::add_info,
     kda::tools::add_check,
+    kda::tools::add_bench,
     kda::tools::add_replay,
 };
 

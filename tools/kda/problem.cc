@@ -133,6 +133,13 @@ CLI::Option* add_dtype(CLI::App& verb, const std::string& name, kda_dtype& dtype
                   help);
 }
 
+CLI::Option* add_gate_family(CLI::App& verb, kda_gate_family& family, const std::string& help) {
+  return add_enum(verb, "--gate-family", family,
+                  Names<kda_gate_family>{
+                      {"softplus", KDA_GATE_SOFTPLUS}, {"bounded", KDA_GATE_BOUNDED}, {"plain", KDA_GATE_PLAIN}},
+                  help);
+}
+
 ProblemOptions::ProblemOptions() {
   attention.num_heads = 32;
   attention.key_dim = attention.value_dim = 128;
@@ -151,11 +158,7 @@ void ProblemOptions::add_to(CLI::App& verb) {
       add_dtype(verb, "--gate-dtype", attention.gate_dtype, "dtype of the gate (default: io)"),
       add_dtype(verb, "--beta-dtype", attention.beta_dtype, "dtype of beta (default: io)"),
       add_dtype(verb, "--state-dtype", attention.state_dtype, "dtype of the recurrent pool (default fp32)"),
-      family_ =
-          add_enum(verb, "--gate-family", attention.gate_family,
-                   Names<kda_gate_family>{
-                       {"softplus", KDA_GATE_SOFTPLUS}, {"bounded", KDA_GATE_BOUNDED}, {"plain", KDA_GATE_PLAIN}},
-                   "default: bounded with --lower-bound, else softplus"),
+      family_ = add_gate_family(verb, attention.gate_family, "default: bounded with --lower-bound, else softplus"),
       bound_ = verb.add_option("--lower-bound", attention.lower_bound, "of the bounded family, < 0"),
       verb.add_flag("--plain-beta", plain_beta_, "beta is given, not its logit"),
       verb.add_flag("--neg-eigval", negative_, "beta up to 2"),

@@ -31,6 +31,8 @@ struct ProblemOptions {
 // An option that takes fp32, bf16 or fp16.
 CLI::Option* add_dtype(CLI::App& verb, const std::string& name, kda_dtype& dtype, const std::string& help);
 
+CLI::Option* add_gate_family(CLI::App& verb, kda_gate_family& family, const std::string& help);
+
 struct Operator {
   kda_operator op;
   const char* name;

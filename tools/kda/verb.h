@@ -21,6 +21,7 @@ using AddVerb = std::function<int()> (*)(CLI::App& app);
 
 std::function<int()> add_info(CLI::App& app);
 std::function<int()> add_check(CLI::App& app);
+std::function<int()> add_bench(CLI::App& app);
 std::function<int()> add_replay(CLI::App& app);
 
 }  // namespace kda::tools

@@ -1,0 +1,199 @@
+#include "bench/machine.h"
+
+#include <dlfcn.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <thread>
+
+namespace kda::bench {
+
+struct Workers::State {
+  std::mutex lock;
+  std::condition_variable begin, done;
+  const std::function<void(int)>* part = nullptr;
+  uint64_t generation = 0;
+  int running = 0;
+  bool stop = false;
+  std::vector<std::thread> threads;
+
+  void serve(int i) {
+    uint64_t seen = 0;
+    for (;;) {
+      std::unique_lock<std::mutex> hold(lock);
+      begin.wait(hold, [&] { return stop || generation != seen; });
+      if (stop) return;
+      seen = generation;
+      hold.unlock();
+      (*part)(i);
+      hold.lock();
+      if (--running == 0) done.notify_one();
+    }
+  }
+};
+
+Workers::Workers(int threads) : state_(std::make_unique<State>()) {
+  for (int i = 1; i < threads; ++i) state_->threads.emplace_back([this, i] { state_->serve(i); });
+}
+
+Workers::~Workers() {
+  {
+    const std::lock_guard<std::mutex> hold(state_->lock);
+    state_->stop = true;
+  }
+  state_->begin.notify_all();
+  for (std::thread& t : state_->threads) t.join();
+}
+
+int Workers::size() const { return static_cast<int>(state_->threads.size()) + 1; }
+
+void Workers::run(const std::function<void(int)>& part) {
+  {
+    const std::lock_guard<std::mutex> hold(state_->lock);
+    state_->part = &part;
+    state_->running = size() - 1;
+    ++state_->generation;
+  }
+  state_->begin.notify_all();
+  part(0);
+  std::unique_lock<std::mutex> hold(state_->lock);
+  state_->done.wait(hold, [&] { return state_->running == 0; });
+}
+
+std::shared_ptr<std::byte> pages(size_t bytes) {
+  constexpr size_t kPage = 4096;
+  const size_t rounded = (bytes + kPage - 1) / kPage * kPage + kPage;
+  auto* const p = static_cast<std::byte*>(std::aligned_alloc(kPage, rounded));
+  if (p == nullptr) throw std::bad_alloc();
+  std::memset(p, 0, rounded);
+  return {p, [](std::byte* q) { std::free(q); }};
+}
+
+namespace {
+
+constexpr int kSize = 1536;  // n of the n x n products: 28 MB in all, far beyond L2
+
+// Symbols of a library, or why it is not there.
+class Library {
+ public:
+  explicit Library(const char* name) : handle_(dlopen(name, RTLD_NOW | RTLD_LOCAL)) {
+    if (handle_ == nullptr) error_ = dlerror();
+  }
+  template <class Function>
+  Function* find(const char* symbol) {
+    if (handle_ == nullptr) return nullptr;
+    auto* const f = reinterpret_cast<Function*>(dlsym(handle_, symbol));
+    if (f == nullptr) error_ = std::string(symbol) + " is missing";
+    return f;
+  }
+  const std::string& error() const { return error_; }
+
+ private:
+  void* handle_;  // never closed: its threads may still run
+  std::string error_;
+};
+
+struct Matrices {
+  std::vector<float> a = std::vector<float>(kSize * kSize, 0.37f), b = std::vector<float>(kSize * kSize, 0.71f),
+                     c = std::vector<float>(kSize * kSize);
+};
+
+Variant product(const char* label, std::string kernel, std::function<void()> run) {
+  Variant v{label, std::move(run), 2.0 * kSize * kSize * kSize, Unit::kFlop, std::move(kernel)};
+  v.settle = 0.05;  // both libraries' workers spin for a while, and would take cores from whoever is timed next
+  return v;
+}
+
+using CblasSgemm = void(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*,
+                        int);
+using CoreName = char*();
+using DnnlSgemm = int(char, char, int64_t, int64_t, int64_t, float, const float*, int64_t, const float*, int64_t,
+                      float, float*, int64_t);
+
+}  // namespace
+
+std::vector<Variant> sgemm_variants(int threads, std::vector<std::string>& missing) {
+  // The environment is read when a library is loaded. A core type or cache size that somebody set would spoil the
+  // comparison: the machine's own rate is meant.
+  unsetenv("OPENBLAS_CORETYPE");
+  unsetenv("OPENBLAS_L2_SIZE");
+  const std::string count = std::to_string(threads);
+  setenv("OPENBLAS_NUM_THREADS", count.c_str(), 1);
+  setenv("OMP_NUM_THREADS", count.c_str(), 1);
+  const auto m = std::make_shared<Matrices>();
+  std::vector<Variant> found;
+
+  Library openblas("libopenblas.so.0");
+  auto* const cblas = openblas.find<CblasSgemm>("cblas_sgemm");
+  auto* const core = openblas.find<CoreName>("openblas_get_corename");
+  if (cblas != nullptr && core != nullptr) {
+    found.push_back(product("sgemm OpenBLAS", core(), [=] {
+      constexpr int kRowMajor = 101, kNoTranspose = 111;
+      cblas(kRowMajor, kNoTranspose, kNoTranspose, kSize, kSize, kSize, 1, m->a.data(), kSize, m->b.data(), kSize, 0,
+            m->c.data(), kSize);
+    }));
+  } else {
+    missing.push_back("OpenBLAS: " + openblas.error());
+  }
+  for (const char* name : {"libdnnl.so.3", "libdnnl.so.2"}) {
+    Library onednn(name);
+    auto* const sgemm = onednn.find<DnnlSgemm>("dnnl_sgemm");
+    if (sgemm == nullptr) {
+      if (std::string(name) == "libdnnl.so.2") missing.push_back("oneDNN: " + onednn.error());
+      continue;
+    }
+    found.push_back(product("sgemm oneDNN", name, [=] {
+      (void)sgemm('N', 'N', kSize, kSize, kSize, 1, m->a.data(), kSize, m->b.data(), kSize, 0, m->c.data(), kSize);
+    }));
+    break;
+  }
+  return found;
+}
+
+namespace {
+
+struct Part {
+  size_t begin, end;
+};
+// The i-th of n parts, on borders of a cache line's 64 bytes.
+Part part_of(size_t size, int i, int n) {
+  const auto border = [&](int k) {
+    return k == n ? size : size / static_cast<size_t>(n) * static_cast<size_t>(k) / 64 * 64;
+  };
+  return {border(i), border(i + 1)};
+}
+
+}  // namespace
+
+Variant scale_variant(std::shared_ptr<Workers> workers, size_t bytes) {
+  const auto data = pages(bytes);
+  return {"in-place scale",
+          [=] {
+            volatile float one = 1;  // a factor that the compiler cannot see
+            const float factor = one;
+            auto* const x = reinterpret_cast<float*>(data.get());
+            workers->run([&](int i) {
+              const Part p = part_of(bytes, i, workers->size());
+              for (size_t j = p.begin / 4; j < p.end / 4; ++j) x[j] *= factor;
+            });
+          },
+          2.0 * static_cast<double>(bytes), Unit::kByte, ""};
+}
+
+Variant copy_variant(std::shared_ptr<Workers> workers, size_t bytes) {
+  const auto from = pages(bytes), to = pages(bytes);
+  return {"memcpy",
+          [=] {
+            workers->run([&](int i) {
+              const Part p = part_of(bytes, i, workers->size());
+              std::memcpy(to.get() + p.begin, from.get() + p.begin, p.end - p.begin);
+            });
+          },
+          2.0 * static_cast<double>(bytes), Unit::kByte, ""};
+}
+
+}  // namespace kda::bench

@@ -1,0 +1,41 @@
+// What the machine itself can do, for the same rounds: matrix products of libraries that others tuned, and plain
+// loops over memory on as many threads.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/rounds.h"
+
+namespace kda::bench {
+
+// Threads that wait for work, so that a timed loop does not start any.
+class Workers {
+ public:
+  explicit Workers(int threads);
+  ~Workers();
+  int size() const;
+  // part(i) for i in [0, size), on all of them; returns when all are done.
+  void run(const std::function<void(int)>& part);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// sgemm of OpenBLAS and oneDNN, each loaded at run time if it is installed: nothing here links them. What is not
+// there is said in `missing`. Call before anything else loads them: their thread counts come from the environment.
+std::vector<Variant> sgemm_variants(int threads, std::vector<std::string>& missing);
+
+// Memory that was touched, on page borders.
+std::shared_ptr<std::byte> pages(size_t bytes);
+
+// x *= c over `bytes` in place: each byte read once and written once, as a decode must do with its states.
+Variant scale_variant(std::shared_ptr<Workers> workers, size_t bytes);
+// memcpy of `bytes`, read and written once; the rate counts both.
+Variant copy_variant(std::shared_ptr<Workers> workers, size_t bytes);
+
+}  // namespace kda::bench

@@ -1,0 +1,62 @@
+// Paired measuring (state-copy.md U-2, U-8): every round runs all variants once, in a freshly shuffled, seeded order.
+// Variants are compared by the ratio of their rates within a round, never by numbers of two runs; raw samples are
+// kept.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace kda::bench {
+
+enum class Unit { kFlop, kByte, kCall };
+// 1.5e9 FLOP/s as "1.5 GFLOP/s", a rate of calls as microseconds each.
+std::string rate_text(double per_second, Unit unit);
+
+struct Variant {
+  std::string label;
+  std::function<void()> run;
+  double work = 1;  // of one run, in `unit`
+  Unit unit = Unit::kCall;
+  std::string detail;  // kernel that runs, if it has a name
+  double settle = 0;   // seconds to wait after a run, until its threads have stopped spinning
+};
+
+struct Sample {
+  int round, order, variant;
+  double seconds;      // wall
+  double cpu_seconds;  // of the process
+};
+
+struct RoundOptions {
+  int rounds = 15;
+  uint64_t seed = 1;
+  int warmup = 2;  // rounds that are not kept
+  // Judge by the process's CPU time instead of wall time: for one thread beside other loads.
+  bool cpu_time = false;
+};
+
+struct Rounds {
+  std::vector<Variant> variants;
+  std::vector<Sample> samples;
+  bool cpu_time = false;
+
+  // Rates (work per second) of one variant, by round. Unknown label: empty.
+  std::vector<double> rates(const std::string& label) const;
+  // Within each round: rate of `of` over the largest rate among `over`.
+  std::vector<double> ratios(const std::string& of, const std::vector<std::string>& over) const;
+  // Share of the cores that the variant had: CPU time over wall time and threads, the median.
+  double core_share(const std::string& label, int threads) const;
+
+ private:
+  int index_of(const std::string& label) const;
+};
+
+Rounds run_rounds(const std::vector<Variant>& variants, const RoundOptions& options);
+
+// Linear between the sorted values; q in [0, 1]. 0 for none.
+double quantile(std::vector<double> x, double q);
+inline double median(std::vector<double> x) { return quantile(std::move(x), 0.5); }
+
+}  // namespace kda::bench

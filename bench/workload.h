@@ -1,0 +1,95 @@
+// What is measured: an operator beside what the machine can do, as variants of one set of rounds, and the ratios that
+// are reported.
+#pragma once
+
+#include <kda/kda.hpp>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/machine.h"
+#include "bench/rounds.h"
+
+namespace kda::bench {
+
+struct Ratio {
+  std::string name, of;
+  std::vector<std::string> over;  // the fastest of them in each round
+};
+
+struct Workload {
+  std::string name;                                             // "prefill"
+  std::vector<std::pair<std::string, std::string>> parameters;  // "heads" -> "8"
+  std::string backend, isa;                                     // who runs
+  std::vector<Variant> variants;
+  std::vector<Ratio> ratios;
+  std::vector<std::string> notes;  // what is not there
+};
+
+// What a workload may use.
+struct Setting {
+  const Context& context;
+  std::shared_ptr<Workers> workers;  // as many threads as the context has
+  std::string backend = "auto";
+};
+
+struct PrefillShape {
+  int64_t heads = 8, tokens = 2048, sequences = 1, key_dim = 128, value_dim = 128;
+  kda_dtype io = KDA_FP32;
+  kda_gate_family gate = KDA_GATE_SOFTPLUS;
+  bool batch_invariant = false;
+};
+// Useful rate (7*K*V FLOP per token and value head) over the sgemm rate. The state starts from zero.
+Workload prefill(const Setting& setting, const PrefillShape& shape);
+
+struct DecodeShape {
+  int64_t heads = 32, sequences = 32, width = 1, key_dim = 128, value_dim = 128;  // width: 1 + drafts
+  kda_dtype io = KDA_BF16, state = KDA_FP32;
+  bool step = false;  // decode_step: conv, attention and norm in one pass
+};
+// Rate at which states are read and written over the rate of scaling as many bytes in place.
+Workload decode(const Setting& setting, const DecodeShape& shape);
+
+struct CopyShape {
+  int64_t rows = 32, heads = 12;
+  kda_dtype state = KDA_FP32;
+  bool gapped = true;  // rows lie in pages that hold more (5,308,416 elements apart, as in a served model)
+};
+// Gather and scatter of states over memcpy of the same bytes (state-copy.md U, the CPU's part of it).
+Workload copy(const Setting& setting, const CopyShape& shape);
+
+struct MetadataShape {
+  int64_t sequences = 256, width = 1;
+};
+// Step metadata of a mixed step: microseconds a build.
+Workload metadata(const Setting& setting, const MetadataShape& shape);
+
+struct ConvShape {
+  int64_t heads = 12, tokens = 8192, sequences = 1;
+  kda_dtype io = KDA_BF16;
+  kda_conv_layout layout = KDA_CONV_SD;
+  bool columns = false;  // one token a row from a window, instead of prefill
+};
+Workload conv(const Setting& setting, const ConvShape& shape);
+struct NormShape {
+  int64_t heads = 12, tokens = 8192;
+  kda_dtype io = KDA_BF16;
+};
+// Bytes of inputs and output over memcpy of as many.
+Workload gated_norm(const Setting& setting, const NormShape& shape);
+
+// Tensors that live as long as the arena.
+class Arena {
+ public:
+  kda_tensor zeros(kda_dtype dtype, const std::vector<int64_t>& shape);
+  // Uniform in [-1, 1) times `scale`, reproducible.
+  kda_tensor random(kda_dtype dtype, const std::vector<int64_t>& shape, double scale = 1);
+  kda_tensor ints(const std::vector<int64_t>& x);  // int32
+  kda_workspace workspace(const Plan& plan);
+
+ private:
+  std::vector<std::shared_ptr<std::byte>> memory_;
+};
+
+}  // namespace kda::bench

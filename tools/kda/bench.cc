@@ -1,0 +1,236 @@
+// kda bench: operators beside what the machine itself can do, in the same shuffled rounds; raw samples kept.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <kda/kda.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/workload.h"
+#include "json_output.h"
+#include "problem.h"
+#include "verb.h"
+
+namespace kda::tools {
+namespace {
+
+using bench::Rounds;
+using bench::Workload;
+
+struct Options {
+  std::vector<std::string> what;
+  std::string backend = "auto";
+  int threads = 0;
+  bench::RoundOptions rounds;
+  std::optional<int64_t> heads, tokens, sequences, rows, key_dim, value_dim, width;
+  kda_dtype io = KDA_DTYPE_NONE, state = KDA_DTYPE_NONE;
+  kda_gate_family gate = KDA_GATE_SOFTPLUS;
+  bool ds = false, columns = false, dense = false, batch_invariant = false;
+  JsonOutput json;
+};
+
+const char* const kNames[] = {"cpu", "prefill", "decode", "decode_step", "copy", "metadata", "conv", "gated_norm"};
+
+template <class T>
+void set(T& value, const std::optional<int64_t>& option) {
+  if (option) value = *option;
+}
+void set(kda_dtype& value, kda_dtype option) {
+  if (option != KDA_DTYPE_NONE) value = option;
+}
+
+Workload make_workload(const std::string& name, const Options& o, const bench::Setting& setting) {
+  if (name == "prefill") {
+    bench::PrefillShape s;
+    set(s.heads, o.heads), set(s.tokens, o.tokens), set(s.sequences, o.sequences);
+    set(s.key_dim, o.key_dim), set(s.value_dim, o.value_dim), set(s.io, o.io);
+    s.gate = o.gate;
+    s.batch_invariant = o.batch_invariant;
+    return bench::prefill(setting, s);
+  }
+  if (name == "decode" || name == "decode_step") {
+    bench::DecodeShape s;
+    set(s.heads, o.heads), set(s.sequences, o.sequences), set(s.width, o.width);
+    set(s.key_dim, o.key_dim), set(s.value_dim, o.value_dim), set(s.io, o.io), set(s.state, o.state);
+    s.step = name == "decode_step";
+    return bench::decode(setting, s);
+  }
+  if (name == "copy") {
+    bench::CopyShape s;
+    set(s.rows, o.rows), set(s.heads, o.heads), set(s.state, o.state);
+    s.gapped = !o.dense;
+    return bench::copy(setting, s);
+  }
+  if (name == "metadata") {
+    bench::MetadataShape s;
+    set(s.sequences, o.sequences), set(s.width, o.width);
+    return bench::metadata(setting, s);
+  }
+  if (name == "conv") {
+    bench::ConvShape s;
+    set(s.heads, o.heads), set(s.tokens, o.tokens), set(s.sequences, o.sequences), set(s.io, o.io);
+    s.layout = o.ds ? KDA_CONV_DS : KDA_CONV_SD;
+    s.columns = o.columns;
+    return bench::conv(setting, s);
+  }
+  bench::NormShape s;
+  set(s.heads, o.heads), set(s.tokens, o.tokens), set(s.io, o.io);
+  return bench::gated_norm(setting, s);
+}
+
+struct Done {
+  Workload workload;
+  Rounds rounds;
+};
+
+// Somebody else's work on the same cores shows as a product that did not get them (design: the sgemm rate is void
+// then).
+std::string disturbance(const Done& d, int threads) {
+  for (const auto& v : d.workload.variants) {
+    if (v.label.rfind("sgemm", 0) != 0) continue;
+    const double share = d.rounds.core_share(v.label, threads);
+    if (share < 0.9) {
+      return fmt::format("void: another load ran; {} had {:.0f} % of its {} threads", v.label, 100 * share, threads);
+    }
+  }
+  return "";
+}
+
+void print(const Done& d, int threads) {
+  const Workload& w = d.workload;
+  fmt::print("\n{}:", w.name);
+  for (const auto& [key, value] : w.parameters) fmt::print(" {} {}", key, value);
+  fmt::print("; {} ({}), {} threads\n", w.backend, w.isa, threads);
+  for (const auto& v : w.variants) {
+    const std::vector<double> rates = d.rounds.rates(v.label);
+    fmt::print("  {:<28} {:>16}   best {:>16}   {}\n", v.label, bench::rate_text(bench::median(rates), v.unit),
+               bench::rate_text(bench::quantile(rates, 1), v.unit), v.detail);
+  }
+  for (const auto& r : w.ratios) {
+    const std::vector<double> ratios = d.rounds.ratios(r.of, r.over);
+    fmt::print("  {:<28} {:>16.3f}   5-95 %: {:.3f} .. {:.3f}, {} rounds\n", r.name, bench::median(ratios),
+               bench::quantile(ratios, 0.05), bench::quantile(ratios, 0.95), ratios.size());
+  }
+  for (const std::string& note : w.notes) fmt::print("  not there: {}\n", note);
+  const std::string disturbed = disturbance(d, threads);
+  if (!disturbed.empty()) fmt::print("  {}\n", disturbed);
+}
+
+const char* unit_name(bench::Unit unit) {
+  return unit == bench::Unit::kFlop ? "FLOP" : unit == bench::Unit::kByte ? "byte" : "call";
+}
+
+Json to_json(const Done& d, int threads) {
+  const Workload& w = d.workload;
+  Json j = {{"name", w.name}, {"parameters", Json::object()}, {"backend", w.backend}, {"isa", w.isa}};
+  for (const auto& [key, value] : w.parameters) j["parameters"][key] = value;
+  j["variants"] = Json::array();
+  for (const auto& v : w.variants) {
+    j["variants"].push_back({{"label", v.label},
+                             {"detail", v.detail},
+                             {"work", v.work},
+                             {"unit", unit_name(v.unit)},
+                             {"median_rate", bench::median(d.rounds.rates(v.label))}});
+  }
+  j["ratios"] = Json::array();
+  for (const auto& r : w.ratios) {
+    const std::vector<double> ratios = d.rounds.ratios(r.of, r.over);
+    j["ratios"].push_back({{"name", r.name},
+                           {"of", r.of},
+                           {"over", r.over},
+                           {"median", bench::median(ratios)},
+                           {"p05", bench::quantile(ratios, 0.05)},
+                           {"p95", bench::quantile(ratios, 0.95)}});
+  }
+  j["samples"] = Json::array();
+  for (const auto& s : d.rounds.samples) {
+    j["samples"].push_back({{"round", s.round},
+                            {"order", s.order},
+                            {"variant", w.variants[static_cast<size_t>(s.variant)].label},
+                            {"seconds", s.seconds},
+                            {"cpu_seconds", s.cpu_seconds}});
+  }
+  j["notes"] = w.notes;
+  const std::string disturbed = disturbance(d, threads);
+  if (!disturbed.empty()) j["void"] = disturbed;
+  return j;
+}
+
+std::vector<std::string> chosen(const Options& o) {
+  std::vector<std::string> list;
+  for (const std::string& name : o.what.empty() ? std::vector<std::string>{"cpu"} : o.what) {
+    if (name != "cpu") list.push_back(name);
+    else list.insert(list.end(), {"prefill", "decode"});
+  }
+  return list;
+}
+
+int run(Options& o) {
+  if (o.rounds.rounds < 1) throw UsageError(fmt::format("--rounds: wanted >= 1, got {}", o.rounds.rounds));
+  o.json.open();
+  double load = 0;
+  (void)getloadavg(&load, 1);
+  const Context context(static_cast<int32_t>(o.threads));
+  const int threads = context.num_threads();
+  const bench::Setting setting{context, std::make_shared<bench::Workers>(threads), o.backend};
+  const bool text = !o.json.to_stdout();
+  if (text) {
+    fmt::print("libkda {} (sources {}), instruction set {}, {} threads, seed {}, load average {:.2f}\n",
+               kda_version_string(), kda_source_hash(), context.isa(), threads, o.rounds.seed, load);
+  }
+  Json json = {{"schema_version", 1},     {"build", build_json()},
+               {"isa", context.isa()},    {"threads", threads},
+               {"seed", o.rounds.seed},   {"rounds", o.rounds.rounds},
+               {"load_average", load},    {"clock", o.rounds.cpu_time ? "process CPU time" : "wall"},
+               {"benches", Json::array()}};
+  for (const std::string& name : chosen(o)) {
+    Done d{make_workload(name, o, setting), {}};
+    d.rounds = bench::run_rounds(d.workload.variants, o.rounds);
+    if (text) print(d, threads);
+    json["benches"].push_back(to_json(d, threads));
+  }
+  o.json.write(json);
+  return kDone;
+}
+
+void add_shape_options(CLI::App& verb, Options& o) {
+  verb.add_option("--heads", o.heads, "H")->check(CLI::PositiveNumber);
+  verb.add_option("--tokens", o.tokens, "T, of prefill, conv, gated_norm")->check(CLI::PositiveNumber);
+  verb.add_option("--sequences", o.sequences, "N")->check(CLI::PositiveNumber);
+  verb.add_option("--rows", o.rows, "Rows of a copy")->check(CLI::PositiveNumber);
+  verb.add_option("--key-dim", o.key_dim, "K")->check(CLI::PositiveNumber);
+  verb.add_option("--value-dim", o.value_dim, "V")->check(CLI::PositiveNumber);
+  verb.add_option("--width", o.width, "1 + drafts, of decode, decode_step and metadata")->check(CLI::PositiveNumber);
+  add_dtype(verb, "--io", o.io, "dtype of activations (default: fp32 for prefill, else bf16)");
+  add_dtype(verb, "--state-dtype", o.state, "dtype of the recurrent pool (default fp32)");
+  add_gate_family(verb, o.gate, "gate of prefill (default softplus)");
+  verb.add_flag("--ds", o.ds, "conv: column-fastest windows");
+  verb.add_flag("--columns", o.columns, "conv: one token a row");
+  verb.add_flag("--dense", o.dense, "copy: rows side by side instead of in larger pages");
+  verb.add_flag("--batch-invariant", o.batch_invariant, "prefill: bits that depend on nothing but the sequence");
+}
+
+}  // namespace
+
+std::function<int()> add_bench(CLI::App& app) {
+  CLI::App* const verb = app.add_subcommand(
+      "bench", "Measure operators beside the machine's own sgemm, copy and scale rates, in paired rounds");
+  auto o = std::make_shared<Options>();
+  verb->add_option("what", o->what,
+                   "cpu (prefill and decode, the default), prefill, decode, decode_step, copy, "
+                   "metadata, conv, gated_norm")
+      ->check(CLI::IsMember(std::vector<std::string>(std::begin(kNames), std::end(kNames))));
+  verb->add_option("--backend", o->backend, "auto, portable, fused or reference");
+  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(CLI::NonNegativeNumber);
+  verb->add_option("--rounds", o->rounds.rounds, "Rounds that are kept (default 15)");
+  verb->add_option("--seed", o->rounds.seed, "Seed of the order within the rounds (default 1)");
+  verb->add_flag("--cpu-time", o->rounds.cpu_time, "Judge by CPU time: for one thread beside other loads");
+  add_shape_options(*verb, *o);
+  o->json.add_to(*verb, true);
+  return [o] { return run(*o); };
+}
+
+}  // namespace kda::tools
