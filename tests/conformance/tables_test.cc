@@ -32,7 +32,9 @@ void run_table(const std::vector<Case>& cases, bool named = true) {
     Report report;
     c.run(setting, report);
     EXPECT_TRUE(report.passed()) << c.name << text(report);
-    if (named) EXPECT_EQ(report.backend(), "portable") << c.name;
+    if (named) {
+      EXPECT_EQ(report.backend(), "portable") << c.name;
+    }
   }
 }
 
