@@ -6,7 +6,7 @@ namespace kda::test {
 class CheckpointsTest : public BackendTest {};
 KDA_FOR_BACKENDS(CheckpointsTest);
 
-TEST_P(CheckpointsTest, F58_InnerBoundaries) {
+TEST_P(CheckpointsTest, F58_K02_InnerBoundaries) {
   const std::vector<int64_t> lengths = {0, 1, 63, 64, 65, 128, 130};
   std::vector<int64_t> tokens;
   for (int64_t n : lengths) {
@@ -48,7 +48,7 @@ TEST_P(CheckpointsTest, F58_InnerBoundaries) {
   EXPECT_EQ(call.run(), KDA_INVALID_ARGUMENT);
 }
 
-TEST_P(CheckpointsTest, F59_EqualToTheRunThatEndsThere) {
+TEST_P(CheckpointsTest, F59_K02_K04_H12_EqualToTheRunThatEndsThere) {
   FieldInput input;
   input.lengths = {384, 100};
   input.heads = 2;

@@ -219,7 +219,7 @@ TEST_P(ConvTest, F36_OneOrThreeTensorsBothOrders) {
   }
 }
 
-TEST_P(ConvTest, F61_WindowAtTheBoundary) {
+TEST_P(ConvTest, F61_K02_WindowAtTheBoundary) {
   for (const kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) {
     const int64_t C = 70;
     std::vector<double> tokens;
@@ -259,7 +259,7 @@ TEST_P(ConvTest, F61_WindowAtTheBoundary) {
 }
 
 // W-3 over random verify steps: the window always shows the last accepted inputs.
-TEST_P(ConvTest, W03_OffsetWindowsOverRandomSteps) {
+TEST_P(ConvTest, W03_W05_OffsetWindowsOverRandomSteps) {
   const int64_t C = 66;
   for (const int32_t W : {2, 3, 4, 8}) {
     for (int64_t S : {0, 1, 3, 5}) {

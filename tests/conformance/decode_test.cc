@@ -23,7 +23,7 @@ class DecodeTest : public DecodeBackendTest {
 };
 KDA_FOR_BACKENDS(DecodeTest);
 
-TEST_P(DecodeTest, N09_OneTokenAndWindowsAgainstTheOracle) {
+TEST_P(DecodeTest, N09_V04_OneTokenAndWindowsAgainstTheOracle) {
   struct Rows {
     std::vector<int64_t> lengths;
     int64_t H, HV, K, V;
@@ -91,7 +91,7 @@ TEST_P(DecodeTest, N09_OneTokenAndWindowsAgainstTheOracle) {
   }
 }
 
-TEST_P(DecodeTest, V12_TheExampleOfTheSpecification) {
+TEST_P(DecodeTest, V12_V02_V05_TheExampleOfTheSpecification) {
   // Slots a, b, c = 2, 0, 1. Prompt token 0 in a.
   Tensor pool = zero_pool(3);
   for (int64_t v = 0; v < 128; ++v) pool.set({2, 0, v, 0}, 0.5);
@@ -152,7 +152,7 @@ TEST_P(DecodeTest, F53_VerifyAndPlainStepsInTurn) {
   expect_ledger(values(select(pool, 0, 4)), iota(10));
 }
 
-TEST_P(DecodeTest, F54_BaseTokenCounts) {
+TEST_P(DecodeTest, F54_V02_BaseTokenCounts) {
   for (int64_t accepted = 1; accepted <= 5; ++accepted) {
     Tensor pool = zero_pool(5);
     const Tensor table = Tensor::of(KDA_INT32, {1, 5}, {0, 1, 2, 3, 4});
@@ -234,7 +234,7 @@ TEST_P(DecodeTest, V03_StoreFinal) {
   expect_ledger(call.slot(1), {});
 }
 
-TEST_P(DecodeTest, F56_DraftWidths) {
+TEST_P(DecodeTest, F56_V13_DraftWidths) {
   for (const int64_t N : {1, 3}) {
     for (const int64_t width : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16}) {
       std::vector<int64_t> lengths(static_cast<size_t>(N), width);
@@ -329,7 +329,7 @@ TEST_P(DecodeTest, F57_VerifyAndAcceptanceEqualDecode) {
   }
 }
 
-TEST_P(DecodeTest, F42_F43_SlotRule) {
+TEST_P(DecodeTest, F42_F43_P06_SlotRule) {
   const std::vector<int64_t> ids = {-1, 3, 5, INT32_MIN, 0};
   for (const int64_t null_slot : {-1, 0}) {
     DecodeCall call(ledger({1, 1, 1, 1, 1}, iota(5), 2), backend());
@@ -350,7 +350,7 @@ TEST_P(DecodeTest, F42_F43_SlotRule) {
   }
 }
 
-TEST_P(DecodeTest, F51_RowsBehindTheActiveCount) {
+TEST_P(DecodeTest, F51_P07_RowsBehindTheActiveCount) {
   DecodeCall call(ledger({1, 1, 1, 1, 1, 1, 1, 1}, iota(8), 1), backend());
   call.pool = zero_pool(7);
   call.slots = Tensor::ints({2, 4, 6, 1, 3, 2, 2, 2});

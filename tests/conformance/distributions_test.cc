@@ -44,13 +44,13 @@ void check(const std::string& backend, const Distribution& d) {
 
 }  // namespace
 
-TEST_P(DistributionsTest, N09_Regular) {
+TEST_P(DistributionsTest, N09_H01_H03_N03_N04_N05_Regular) {
   for (const Distribution& d : kDistributions) {
     if (!d.degenerate) check(backend(), d);
   }
 }
 
-TEST_P(DistributionsTest, N09_Degenerate) {
+TEST_P(DistributionsTest, N09_H01_N03_N05_Degenerate) {
   for (const Distribution& d : kDistributions) {
     if (d.degenerate) check(backend(), d);
   }

@@ -60,7 +60,7 @@ TEST_P(GatesTest, F01_SoftplusFarBelowTheRangeOfExp) {
 }
 
 // The gate alone, seen through one token with k = v = 0 and a state of ones: St = e^g.
-TEST_P(GatesTest, F02_BoundedGateIsAScaledSigmoid) {
+TEST_P(GatesTest, F02_R02_BoundedGateIsAScaledSigmoid) {
   struct Case {
     double A_log, raw, bounded, softplus;  // 0: not given
   };
@@ -118,7 +118,7 @@ TEST_P(GatesTest, E01_SoftplusOfFarNegativeLogitsStillForgets) {
   }
 }
 
-TEST_P(GatesTest, F03_NoOverflowInTheMaskedHalf) {
+TEST_P(GatesTest, F03_H02_NoOverflowInTheMaskedHalf) {
   for (const int64_t T : {64, 128}) {
     FieldInput input;
     input.lengths = {T};
@@ -147,7 +147,7 @@ TEST_P(GatesTest, F03_NoOverflowInTheMaskedHalf) {
   }
 }
 
-TEST_P(GatesTest, F04_SequenceBorderInsideATile) {
+TEST_P(GatesTest, F04_H11_SequenceBorderInsideATile) {
   const std::vector<std::vector<int64_t>> cuts = {{63, 65}, {1, 63}, {15, 18}};
   for (const auto& lengths : cuts) {
     FieldInput input;
@@ -172,7 +172,7 @@ TEST_P(GatesTest, F04_SequenceBorderInsideATile) {
   }
 }
 
-TEST_P(GatesTest, F05_LaterTokensDoNotReachBack) {
+TEST_P(GatesTest, F05_E06_LaterTokensDoNotReachBack) {
   FieldInput input;
   input.lengths = {32};
   input.heads = 4;

@@ -27,7 +27,7 @@ class LayoutTest : public BackendTest {
 };
 KDA_FOR_BACKENDS(LayoutTest);
 
-TEST_P(LayoutTest, F14_RowsOfTheStateAreValues) {
+TEST_P(LayoutTest, F14_E09_G01_RowsOfTheStateAreValues) {
   for (const int64_t V : {128, 64}) {
     for (const int64_t T : {1, 65}) {
       Problem p = ledger({T}, std::vector<int64_t>(static_cast<size_t>(T), 5), 2);
@@ -45,7 +45,7 @@ TEST_P(LayoutTest, F14_RowsOfTheStateAreValues) {
   }
 }
 
-TEST_P(LayoutTest, F16_GroupedValueHeads) {
+TEST_P(LayoutTest, F16_G01_GroupedValueHeads) {
   // By hand: K = V = 2, S0[hv] = (hv+1) I, k = 0.
   Problem p = ledger({1}, {0}, 4, 2);
   p.spec.num_heads = 2;
@@ -92,7 +92,7 @@ TEST_P(LayoutTest, F16_RefusesHeadCountsThatDoNotDivide) {
   EXPECT_NE(r.message.find("12"), std::string::npos) << r.message;
 }
 
-TEST_P(LayoutTest, F39_RefusesGateParametersOfTheWrongSize) {
+TEST_P(LayoutTest, F39_R01_RefusesGateParametersOfTheWrongSize) {
   FieldInput input;
   input.lengths = {3};
   Problem p = field_problem(input);
@@ -123,7 +123,7 @@ TEST_P(LayoutTest, F39_RefusesGateParametersOfTheWrongSize) {
   EXPECT_EQ(first_difference(flat_bias.state, run(p).state), "");
 }
 
-TEST_P(LayoutTest, F17_LastValidRowOfATail) {
+TEST_P(LayoutTest, F17_G01_H11_LastValidRowOfATail) {
   const std::pair<int64_t, double> given[] = {
       {1, 0.9922179},   {15, 0.8894184},  {17, 0.8756293},  {63, 0.6112877},     {65, 0.6018106},
       {127, 0.3707648}, {129, 0.3650166}, {500, 0.0201158}, {1000, 4.046452e-4}, {1500, 8.139759e-6}};
@@ -140,7 +140,7 @@ TEST_P(LayoutTest, F17_LastValidRowOfATail) {
   }
 }
 
-TEST_P(LayoutTest, F19_OneTokenRowsAmongLongOnes) {
+TEST_P(LayoutTest, F19_Z06_OneTokenRowsAmongLongOnes) {
   const std::vector<int64_t> lengths = {1, 1, 1, 300, 1, 129};
   FieldInput input;
   input.lengths = lengths;
@@ -187,7 +187,7 @@ class StridesTest : public BackendTest {
 };
 KDA_FOR_BACKENDS(StridesTest);
 
-TEST_P(StridesTest, F33_BetaAndGateAsSlices) {
+TEST_P(StridesTest, F33_R05_BetaAndGateAsSlices) {
   const Problem dense = field_problem(input(33));
   for (const kda_dtype beta : {KDA_FP32, KDA_BF16}) {
     Problem a = dense;
@@ -238,7 +238,7 @@ TEST_P(StridesTest, F33_BatchStride) {
   EXPECT_EQ(out.guard_report(), "");
 }
 
-TEST_P(StridesTest, F34_QueryKeyValueInOneBuffer) {
+TEST_P(StridesTest, F34_R05_QueryKeyValueInOneBuffer) {
   for (const int64_t T : {1, 33, 150}) {
     const Problem dense = field_problem(input(T));
     for (const int64_t head : {128, 256}) {  // head rows dense, or padded to 256
@@ -299,7 +299,7 @@ TEST_P(StridesTest, F35_RefusesInnerGaps) {
   EXPECT_NE(call.message.find("state"), std::string::npos) << call.message;
 }
 
-TEST_P(StridesTest, F38_TypesOfThisCallOutputsOfThisCall) {
+TEST_P(StridesTest, F38_G03_TypesOfThisCallOutputsOfThisCall) {
   Tensor kept;
   std::vector<double> kept_values;
   for (const kda_dtype io : {KDA_BF16, KDA_FP16, KDA_FP32}) {
@@ -341,7 +341,7 @@ TEST_P(StridesTest, F38_TypesOfThisCallOutputsOfThisCall) {
   }
 }
 
-TEST_P(StridesTest, F63_HeadSizes) {
+TEST_P(StridesTest, F63_R14_HeadSizes) {
   struct Size {
     int64_t K, V;
   };
@@ -377,7 +377,7 @@ TEST_P(StridesTest, F63_HeadSizes) {
 class DecodeLayoutTest : public DecodeBackendTest {};
 KDA_FOR_BACKENDS(DecodeLayoutTest);
 
-TEST_P(DecodeLayoutTest, F14_RowsOfTheStateAreValues) {
+TEST_P(DecodeLayoutTest, F14_E09_G01_RowsOfTheStateAreValues) {
   for (const int64_t V : {128, 64}) {
     Problem p = ledger({1}, {5}, 2);
     p.spec.value_dim = V;
@@ -393,7 +393,7 @@ TEST_P(DecodeLayoutTest, F14_RowsOfTheStateAreValues) {
   }
 }
 
-TEST_P(DecodeLayoutTest, F15_ShortPromptThenDecode) {
+TEST_P(DecodeLayoutTest, F15_V08_ShortPromptThenDecode) {
   for (const int64_t T : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 63}) {
     const Problem all = ledger({T + 4}, iota(T + 4), 2);
     const Outcome reference = oracle(all);

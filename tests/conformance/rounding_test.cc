@@ -23,7 +23,7 @@ class RoundingTest : public BackendTest {
 };
 KDA_FOR_BACKENDS(RoundingTest);
 
-TEST_P(RoundingTest, F08_RepeatedKeys) {
+TEST_P(RoundingTest, F08_H08_RepeatedKeys) {
   for (const int64_t T : {16, 64, 16384}) {
     FieldInput input;
     input.lengths = {T};
@@ -46,7 +46,7 @@ TEST_P(RoundingTest, F08_RepeatedKeys) {
   }
 }
 
-TEST_P(RoundingTest, F09_LowerMatrixWithRowSum40) {
+TEST_P(RoundingTest, F09_H08_E04_LowerMatrixWithRowSum40) {
   for (const bool normalised : {false, true}) {
     Problem p = ledger({64}, iota(64), 1);
     p.spec.no_qk_norm = !normalised;
@@ -81,7 +81,7 @@ TEST_P(RoundingTest, F11_SmallDifferenceOfLargeNumbers) {
   }
 }
 
-TEST_P(RoundingTest, F12_ThePoolsDtypeDecides) {
+TEST_P(RoundingTest, F12_N01_ThePoolsDtypeDecides) {
   const auto chain = [&](int64_t calls, int64_t tokens, kda_dtype pool, bool raw) {
     Problem p = ledger({tokens}, std::vector<int64_t>(static_cast<size_t>(tokens), 0), 1);
     p.v.fill(0);
@@ -252,7 +252,7 @@ TEST_P(DecodeRoundingTest, F11_SmallDifferenceOfLargeNumbers) {
   }
 }
 
-TEST_P(DecodeRoundingTest, F12_ThePoolsDtypeDecides) {
+TEST_P(DecodeRoundingTest, F12_N01_ThePoolsDtypeDecides) {
   for (const kda_dtype pool : {KDA_FP32, KDA_BF16}) {
     Problem p = ledger({1}, {0}, 1);
     p.v.fill(0);

@@ -63,7 +63,7 @@ class SegmentsTest : public BackendTest {
 };
 KDA_FOR_BACKENDS(SegmentsTest);
 
-TEST_P(SegmentsTest, S09_MergeEqualsTheUnsplitRun) {
+TEST_P(SegmentsTest, S01_S09_MergeEqualsTheUnsplitRun) {
   struct Sizes {
     int64_t H, HV, K, V;
   };

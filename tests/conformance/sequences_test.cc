@@ -20,7 +20,7 @@ class SequencesTest : public BackendTest {
 };
 KDA_FOR_BACKENDS(SequencesTest);
 
-TEST_P(SequencesTest, F18_EmptySequencesKeepTheirState) {
+TEST_P(SequencesTest, F18_Z03_EmptySequencesKeepTheirState) {
   const std::vector<int64_t> cu = {0, 0, 5, 5, 5, 70, 70};
   for (const kda_dtype dtype : {KDA_FP32, KDA_BF16}) {
     for (const bool initial : {true, false}) {
@@ -133,7 +133,7 @@ TEST_P(SequencesTest, P12_RangesGiveTheBitsOfOffsets) {
   EXPECT_EQ(first_difference(a.final_state, b.final_state), "");
 }
 
-TEST_P(SequencesTest, F22_NaNStaysInItsSequence) {
+TEST_P(SequencesTest, F22_P10_NaNStaysInItsSequence) {
   const std::vector<int64_t> lengths = {5, 7, 9};
   const Problem clean = inputs(lengths);
   const auto run = [&](const Problem& p) {
@@ -194,7 +194,7 @@ TEST_P(SequencesTest, F41_NothingCachedByAddress) {
   }
 }
 
-TEST_P(SequencesTest, F44_FreshAndEmpty) {
+TEST_P(SequencesTest, F44_P10_FreshAndEmpty) {
   Problem p = ledger({0, 0, 0}, {}, 2);
   PrefillCall call(p, backend());
   call.use_pool(4, {1, 2, -1});
@@ -218,7 +218,7 @@ TEST_P(SequencesTest, P11_EmptyIntoAnotherSlotCopiesTheBits) {
   EXPECT_EQ(first_difference(select(call.pool, 0, 3), select(call.pool, 0, 1)), "");
 }
 
-TEST_P(SequencesTest, F51_RowsBehindTheActiveCount) {
+TEST_P(SequencesTest, F51_P07_RowsBehindTheActiveCount) {
   // A bucket of 8 sequences holding 5, stale indices and offsets behind.
   const Problem p = ledger({1, 1, 1, 1, 1, 1, 1, 1}, iota(8), 2);
   PrefillCall call(p, backend());
@@ -264,7 +264,7 @@ TEST_P(SequencesTest, R41_OutputRows) {
   EXPECT_EQ(scattered.out.guard_report(), "");
 }
 
-TEST_P(SequencesTest, Z07_BoundsAreChecked) {
+TEST_P(SequencesTest, Z07_R63_BoundsAreChecked) {
   const Problem p = inputs({6, 4});
   PrefillCall call(p, backend());
   call.use_pool(4, {0, 1});
@@ -279,7 +279,7 @@ TEST_P(SequencesTest, Z07_BoundsAreChecked) {
   EXPECT_EQ(before.changes_outside(call.pool), "");
 }
 
-TEST_P(SequencesTest, Z08_WorkspaceOneByteShort) {
+TEST_P(SequencesTest, Z08_R35_WorkspaceOneByteShort) {
   const Problem p = inputs({6, 4});
   PrefillCall call(p, backend());
   call.use_pool(4, {0, 1});
@@ -308,7 +308,7 @@ TEST_P(SequencesTest, G09_OutputOverAnInputIsRefused) {
   EXPECT_NE(plan.message().find("out"), std::string::npos) << plan.message();
 }
 
-TEST_P(SequencesTest, F26_LengthsAtThePlansBounds) {
+TEST_P(SequencesTest, F26_R32_R63_LengthsAtThePlansBounds) {
   // 127 sequences of 16, 32, 64, 16, ...: T and N exactly at the bounds; the guarded workspace is checked by Plan.
   std::vector<int64_t> lengths;
   for (int i = 0; i < 127; ++i) lengths.push_back(i % 3 == 0 ? 16 : i % 3 == 1 ? 32 : 64);

@@ -208,7 +208,7 @@ void check_case(const Case& c, const char* backend) {
 class ShapesTest : public BackendTest {};
 KDA_FOR_BACKENDS(ShapesTest);
 
-TEST_P(ShapesTest, R61_PairwiseCovering) {
+TEST_P(ShapesTest, R61_R01_R04_R14_R34_Z05_PairwiseCovering) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(describe(c));
     check_case(c, backend());

@@ -42,7 +42,7 @@ TEST_P(SlotsTest, F42_NegativeAndTooLargeSlots) {
   }
 }
 
-TEST_P(SlotsTest, F43_SlotZero) {
+TEST_P(SlotsTest, F43_P06_SlotZero) {
   for (const kda_dtype dtype : {KDA_FP32, KDA_BF16}) {
     for (const int64_t null_slot : {-1, 0}) {
       PrefillCall call(ledger({1, 1, 1}, {0, 1, 2}, 2), backend());
@@ -83,7 +83,7 @@ TEST_P(SlotsTest, P08_WriteSlots) {
   EXPECT_EQ(call.out.get({5, 0, 0}), 0.5);
 }
 
-TEST_P(SlotsTest, P09_FlagsAnyNonzeroByte) {
+TEST_P(SlotsTest, P09_G03_FlagsAnyNonzeroByte) {
   PrefillCall call(ledger({1, 1, 1}, {7, 7, 7}, 1), backend());
   call.use_pool(3, {2, 1, 0});
   for (int64_t s = 0; s < 3; ++s) {

@@ -427,7 +427,7 @@ TEST_P(StepTest, F57_VerifyEqualsPlainSteps) {
 class ChainTest : public BackendTest {};
 KDA_FOR_BACKENDS(ChainTest);
 
-TEST_P(ChainTest, R65_PrefillDecodeVerifyPrefillEqualsOneShot) {
+TEST_P(ChainTest, R50_R65_PrefillDecodeVerifyPrefillEqualsOneShot) {
   FieldInput input;
   input.lengths = {150};
   input.heads = 2;

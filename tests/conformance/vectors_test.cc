@@ -53,7 +53,7 @@ constexpr Group kGroups[] = {{"varlen_prefill", "bounded"},
 class VectorsTest : public BackendTest {};
 KDA_FOR_BACKENDS(VectorsTest);
 
-TEST_P(VectorsTest, R67_PrefillAgreesWithOtherImplementations) {
+TEST_P(VectorsTest, R67_E04_E06_E07_E08_PrefillAgreesWithOtherImplementations) {
   for (const Group& g : kGroups) {
     SCOPED_TRACE(std::string(g.file) + " " + g.name);
     const Vectors v = load_vectors(g.file);
@@ -79,7 +79,7 @@ TEST_P(VectorsTest, R67_PrefillAgreesWithOtherImplementations) {
 class DecodeVectorsTest : public DecodeBackendTest {};
 KDA_FOR_BACKENDS(DecodeVectorsTest);
 
-TEST_P(DecodeVectorsTest, R67_ThirtyTwoDecodeSteps) {
+TEST_P(DecodeVectorsTest, R67_E07_ThirtyTwoDecodeSteps) {
   const Vectors v = load_vectors("decode_32");
   for (const kda_dtype io : {KDA_BF16, KDA_FP32}) {
     const int64_t N = 2, H = 2, K = 128;

@@ -59,7 +59,7 @@ TEST_F(PrefillRefusals, TheUnspoiledCallIsAccepted) {
   EXPECT_EQ(plan.run(args_), KDA_OK) << plan.message();
 }
 
-TEST_F(PrefillRefusals, G06_ShapesDtypesAndPresence) {
+TEST_F(PrefillRefusals, G06_R52_ShapesDtypesAndPresence) {
   refused(KDA_INVALID_ARGUMENT, {"k", "[5, 2, 8]"}, [&] { args_.k.shape[1] = 3; });
   refused(KDA_INVALID_ARGUMENT, {"v", "bf16", "fp32"}, [&] { args_.v.dtype = KDA_FP32; });
   refused(KDA_INVALID_ARGUMENT, {"gate", "rank"}, [&] { args_.gate.rank = 9; });
@@ -136,7 +136,7 @@ TEST_F(PrefillRefusals, P12_OneFormOfSequences) {
   });
 }
 
-TEST_F(PrefillRefusals, R31_BoundsWithBothNumbers) {
+TEST_F(PrefillRefusals, R31_R63_BoundsWithBothNumbers) {
   desc_.max_tokens = 4;
   refused(KDA_INVALID_ARGUMENT, {"max_tokens = 4", "5"}, [] {});
   desc_.max_tokens = 5;
@@ -148,7 +148,7 @@ TEST_F(PrefillRefusals, StructSizeIsChecked) {
   refused(KDA_INVALID_ARGUMENT, {"args.struct_size"}, [&] { args_.struct_size = 0; });
 }
 
-TEST_F(PrefillRefusals, G07_CheckedModeReportsDeviceValues) {
+TEST_F(PrefillRefusals, G07_Z13_CheckedModeReportsDeviceValues) {
   desc_.flags = KDA_PLAN_CHECKED;
   refused(KDA_INVALID_ARGUMENT, {"slots", "2", "0", "1"}, [&] { slots_.assign({2, 2}); });  // Z-13, both rows
   slots_.assign({2, 0});

@@ -64,7 +64,7 @@ TEST(Metadata, M13_M07_M08_WorkedExampleByDrafts) {
   EXPECT_EQ(t["counts"], (Ints{0, 0, 2, 2, 2, 6, 8, 0}));
 }
 
-TEST(Metadata, M13_M07_M08_WorkedExampleByRole) {
+TEST(Metadata, M13_M07_M08_M11_WorkedExampleByRole) {
   const StepInput s = worked_example();
   const auto desc = metadata_desc(16, 6, 3);
   const Plan plan = metadata_plan(desc);
@@ -87,7 +87,7 @@ TEST(Metadata, M13_M07_M08_WorkedExampleByRole) {
   EXPECT_EQ(t.head("spec_rows", 4), (Ints{0, 1, 3, -1}));
 }
 
-TEST(Metadata, M32_M01_M04_M09_M11_RandomStepsEqualTheDefinition) {
+TEST(Metadata, M32_M01_M04_M09_M11_M08_RandomStepsEqualTheDefinition) {
   std::mt19937_64 random(20260404);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
   for (int round = 0; round < 400; ++round) {
@@ -128,7 +128,7 @@ TEST(Metadata, M32_M01_M04_M09_M11_RandomStepsEqualTheDefinition) {
   }
 }
 
-TEST(Metadata, M32_V07_RowsWithoutDraftsStaySpecWithTheirCounts) {
+TEST(Metadata, M32_M07_V07_RowsWithoutDraftsStaySpecWithTheirCounts) {
   StepInput s = StepInput::of({1, 1, 1}, 4);
   s.accepted = {4, 2, 1};
   for (bool absent : {true, false}) {
@@ -145,7 +145,7 @@ TEST(Metadata, M32_V07_RowsWithoutDraftsStaySpecWithTheirCounts) {
   }
 }
 
-TEST(Metadata, F50_M03_M05_AFreshOneTokenRowIsAChunkRow) {
+TEST(Metadata, F50_M03_M05_M04_AFreshOneTokenRowIsAChunkRow) {
   StepInput s = StepInput::of({1, 1, 0}, 1);
   s.computed = {0, 9, 9};
   for (uint32_t flags : {0u, KDA_PLAN_BATCH_INVARIANT}) {

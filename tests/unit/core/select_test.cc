@@ -87,12 +87,12 @@ class Resolver : public ::testing::Test {
   kda_prefill_desc desc_{};
 };
 
-TEST_F(Resolver, R17_AutoTakesTheFirstWithoutRefusal) {
+TEST_F(Resolver, R17_R08_AutoTakesTheFirstWithoutRefusal) {
   EXPECT_EQ(chosen(nullptr), "fused");
   EXPECT_EQ(chosen("auto"), "fused");
 }
 
-TEST_F(Resolver, R17_AutoPassesOverAndReportsWhy) {
+TEST_F(Resolver, R17_R10_R12_AutoPassesOverAndReportsWhy) {
   desc_.attention.gate_family = KDA_GATE_SOFTPLUS;
   desc_.attention.lower_bound = 0;
   auto p = plan("auto");
@@ -111,7 +111,7 @@ TEST_F(Resolver, R17_OtherTypesAndSizesGoToPortable) {
   EXPECT_EQ(chosen("auto"), "portable");
 }
 
-TEST_F(Resolver, R17_CpuTensorsGoToTheCpuAndNeverToTheReference) {
+TEST_F(Resolver, R17_R08_R10_CpuTensorsGoToTheCpuAndNeverToTheReference) {
   context_.device = {KDA_CPU, 0};
   auto p = plan("auto");
   ASSERT_TRUE(p.ok());
@@ -145,7 +145,7 @@ TEST_F(Resolver, R11_NamedBackendFailsWithEveryUnmetGateAndNoOther) {
   EXPECT_EQ(one.message().find("head_dim"), std::string::npos) << one.message();
 }
 
-TEST_F(Resolver, R17_NamesAndAliases) {
+TEST_F(Resolver, R17_R06_NamesAndAliases) {
   EXPECT_EQ(chosen("flashkda"), "fused");
   EXPECT_EQ(chosen("triton"), "portable");
   EXPECT_EQ(chosen("portable"), "portable");
@@ -165,7 +165,7 @@ TEST_F(Resolver, R07_EnvironmentCountsUnlessThePlanNames) {
   EXPECT_EQ(plan("fused").status().code(), KDA_INVALID_ARGUMENT);
 }
 
-TEST_F(Resolver, R17_BadLowerBoundsAreRefusedBeforeResolution) {
+TEST_F(Resolver, R17_E03_BadLowerBoundsAreRefusedBeforeResolution) {
   for (double lb : std::initializer_list<double>{0.0, std::nan(""), 1.0, -INFINITY, INFINITY}) {
     desc_.attention.lower_bound = lb;
     EXPECT_EQ(plan("wrong name").status().code(), KDA_INVALID_ARGUMENT);

@@ -46,7 +46,7 @@ constexpr int kClasses[] = {0, 2, 4, 8};
 // Bytes that a case may touch on the packed side: large payloads of wide types meet small n in another case.
 constexpr int64_t kCaseBytes = 96 << 20;
 
-TEST(StateCopy, T01_C01_C02_C04_C13_EveryPairOfLayoutsIsBitEqualToAPlainLoop) {
+TEST(StateCopy, T01_C01_C02_C04_C13_C05_C14_C19_EveryPairOfLayoutsIsBitEqualToAPlainLoop) {
   const auto cases = covering_pairs({5, 5, 2, 9, 2, 3, 2, 4, 3});
   int run = 0;
   for (const auto& c : cases) {
@@ -142,7 +142,7 @@ TEST_F(SmallCopy, F42_OnlyTheNamedSlotChangesAndTheLastOneIsNotMinusOne) {
   }
 }
 
-TEST_F(SmallCopy, F43_SlotZeroIsAnOrdinaryRow) {
+TEST_F(SmallCopy, F43_C08_SlotZeroIsAnOrdinaryRow) {
   expect_both({-1, 0, -1}, KDA_INT32);
   expect_both({-1, 0, -1}, KDA_INT64);
 }
@@ -416,7 +416,7 @@ TEST(StateCopy, T04_C15_ARowStrideBeyondFourGiB) {
   EXPECT_EQ(pool.row(0)[0], 0.f);
 }
 
-TEST(StateCopy, C14_F35_PaddedPoolKeepsItsGapsAndLeadingElements) {
+TEST(StateCopy, C14_F35_C13_PaddedPoolKeepsItsGapsAndLeadingElements) {
   for (kda_dtype dtype : {KDA_FP32, KDA_BF16}) {
     PoolShape s{5, 12, 128, 128, dtype};
     s.gap = 540672 - 196608;

@@ -67,7 +67,7 @@ TEST_F(Refusal, T08_Y24_MoreRowsThanTheLimit) {
   refused(copy_args(pool.view(), five.view(), wide.view()), KDA_INVALID_ARGUMENT, "max_selected = 4, got 5");
 }
 
-TEST_F(Refusal, Y24_Indices) {
+TEST_F(Refusal, T08_Y24_C19_Indices) {
   const auto with = [&](const char* text, auto&& change) {
     kda_state_copy_args a = args;
     change(a.indices);
@@ -84,7 +84,7 @@ TEST_F(Refusal, Y24_Indices) {
   with("indices: wanted an address", [](kda_tensor& t) { t.data = nullptr; });
 }
 
-TEST_F(Refusal, Y24_Flags) {
+TEST_F(Refusal, T08_Y24_C06_Flags) {
   const auto with = [&](const char* text, auto&& change) {
     kda_state_copy_args a = args;
     change(a.has_initial_state);
@@ -98,7 +98,7 @@ TEST_F(Refusal, Y24_Flags) {
   with("has_initial_state: wanted memory", [](kda_tensor& t) { t.data = nullptr; });
 }
 
-TEST_F(Refusal, Y24_Packed) {
+TEST_F(Refusal, T08_Y24_C04_Packed) {
   const auto with = [&](const char* text, auto&& change) {
     kda_state_copy_args a = args;
     change(a.packed);
@@ -232,7 +232,7 @@ TEST_F(Preparation, Y16_SealedContextMakesNoPlan) {
   EXPECT_TRUE(create(world).ok());
 }
 
-TEST_F(Preparation, Y24_LaunchRefusedByTheRuntimeIsReturned) {
+TEST_F(Preparation, T08_Y24_LaunchRefusedByTheRuntimeIsReturned) {
   StubWorld world;
   const auto desc = copy_desc(pool, 4);
   const auto plan = create_state_copy_plan(world.context, &desc);

@@ -94,7 +94,7 @@ TEST_F(Routing, Y03_NoEnvironmentVariableChooses) {
   unsetenv("KDA_STATE_COPY_BACKEND");
 }
 
-TEST_F(Routing, Y04_CastHasNoBytesForm) {
+TEST_F(Routing, T09_Y04_CastHasNoBytesForm) {
   StubWorld world(KDA_CUDA);
   EXPECT_EQ(route(world, pool(KDA_CUDA, KDA_BF16), nullptr, KDA_FP32).text, "fused");
   EXPECT_EQ(route(world, pool(KDA_CUDA, KDA_BF16), "bytes", KDA_FP32).status, KDA_UNSUPPORTED);

@@ -110,7 +110,7 @@ TEST(StateCopyServing, Y23_AStreamIsNotKept) {
   EXPECT_EQ(guard.calls().total(), 0) << guard.calls().text();
 }
 
-TEST(StateCopyServing, G11_ThreadedCallsOfTheCallersPoolAllocateNothing) {
+TEST(StateCopyServing, G11_Y18_ThreadedCallsOfTheCallersPoolAllocateNothing) {
   // A parallel-for of the caller's that uses no memory either: what is left is libkda's own.
   auto options = sized<kda_context_options>();
   options.num_threads = 3;

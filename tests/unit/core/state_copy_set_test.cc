@@ -137,7 +137,7 @@ TEST_F(Set, Y06_SealWantsEveryExpectedLayer) {
   EXPECT_TRUE(strict.seal().ok());
 }
 
-TEST_F(Set, Y24_UnknownLayerIsNotFoundWithTheKnownNames) {
+TEST_F(Set, T08_Y24_UnknownLayerIsNotFoundWithTheKnownNames) {
   ASSERT_TRUE(set.prepare(layers(2), 4).ok());
   ASSERT_TRUE(set.seal().ok());
   ASSERT_TRUE(set.publish().ok());
@@ -194,7 +194,7 @@ TEST_F(Set, T11_DeviceFaultsOfThePreparationFailTheSet) {
   expect_failed(set, "layer 'model.layers.2'");
 }
 
-TEST_F(Set, Y26_BindingErrorsNameTheLayer) {
+TEST_F(Set, T08_Y26_BindingErrorsNameTheLayer) {
   const struct {
     kda_status status;
     const char* text;

@@ -283,7 +283,7 @@ TEST(FieldCases, F24_FarPagesAreExactlyTheNamedOnes) {
 
 // Tokens 62..66 are verified, four are kept, and the boundary at 64 lies inside: its snapshot comes from column 1 and
 // window offset 1 (K-9), before the next step overwrites them.
-TEST(FieldCases, F61_BoundaryCrossedByAVerifyStep) {
+TEST(FieldCases, F61_K09_BoundaryCrossedByAVerifyStep) {
   kda_state_pool_desc d = small();
   d.num_layers = 1;
   d.conv_channels = 1;

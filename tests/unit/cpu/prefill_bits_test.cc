@@ -99,7 +99,7 @@ TEST_P(Bits, F05_ALaterGateDoesNotReachBack) {
   }
 }
 
-TEST_P(Bits, H09_LengthDoesNotReachBack) {
+TEST_P(Bits, H07_H09_LengthDoesNotReachBack) {
   const Problem p = small_problem({131});
   const Outcome whole = run(p);
   for (int64_t T = 1; T < 131; T += T < 70 ? 1 : 7) {
@@ -108,7 +108,7 @@ TEST_P(Bits, H09_LengthDoesNotReachBack) {
   }
 }
 
-TEST_P(Bits, H09_NaNAndInfInLaterTokensDoNotReachBack) {
+TEST_P(Bits, H07_H09_NaNAndInfInLaterTokensDoNotReachBack) {
   const Problem clean = small_problem({70});
   const Outcome expected = run(clean);
   for (int64_t t : {1, 7, 8, 15, 16, 17, 31, 40, 63, 64, 69}) {
@@ -166,7 +166,7 @@ TEST_P(Bits, N12_ThreadsAndColumnBlocksChangeNothing) {
   }
 }
 
-TEST_P(Bits, K05_CheckpointsEqualCallsThatEndThere) {
+TEST_P(Bits, K05_H12_CheckpointsEqualCallsThatEndThere) {
   const int64_t T = 130;
   const Problem p = small_problem({T});
   const Outcome plain = run(p);

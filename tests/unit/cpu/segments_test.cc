@@ -88,7 +88,7 @@ Tensor random_state(int64_t HV, int64_t V, int64_t K) {
 
 INSTANTIATE_TEST_SUITE_P(Isa, Segments, testing::ValuesIn(isas()), [](const auto& p) { return p.param; });
 
-TEST_P(Segments, S03_SummariesAgreeWithTheOracle) {
+TEST_P(Segments, S02_S03_SummariesAgreeWithTheOracle) {
   const int64_t sizes[][2] = {{128, 128}, {40, 27}, {1, 1}, {33, 70}};
   for (const auto& [K, V] : sizes) {
     const Problem p = problem({70, 1, 0, 33}, K, V);

@@ -42,7 +42,7 @@ TEST(Oracle, E11_Fp64StatesChainWithoutRounding) {
   EXPECT_EQ(first_difference(state, whole.state), "");
 }
 
-TEST(Oracle, N02_StoredResultsAreTheFp64OnesRoundedOnce) {
+TEST(Oracle, N02_N04_StoredResultsAreTheFp64OnesRoundedOnce) {
   FieldInput input;
   input.lengths = {9, 4};
   input.heads = 2;
