@@ -173,4 +173,39 @@ TEST_P(SegmentsTest, S07_DegenerateDistributionsMerge) {
                 limits(KDA_BF16, true).state);
 }
 
+// A merge amplifies nothing: no vector grows under M, also with beta up to 2.
+TEST_P(SegmentsTest, S05_NoVectorGrows) {
+  FieldInput input;
+  input.lengths = {70, 33};
+  input.heads = 2;
+  input.key_dim = 48;
+  input.value_dim = 8;
+  input.gate_scale = 4;
+  input.beta_scale = 6;
+  Problem p = field_problem(input);
+  p.spec.allow_neg_eigval = 1;
+  const Tensor summaries = summarise(p);
+  for (int64_t n = 0; n < 2; ++n) {
+    for (int64_t h = 0; h < 2; ++h) {
+      const std::vector<double> m = values(narrow(select(select(summaries, 0, n), 0, h), 0, 8, 48));
+      for (uint32_t start = 1; start < 6; ++start) {
+        std::vector<double> x = uniform_vector(start, 48);
+        for (int round = 0; round < 8; ++round) {  // towards the direction that M shrinks least
+          std::vector<double> y(48, 0), back(48, 0);
+          for (size_t i = 0; i < 48; ++i) {
+            for (size_t j = 0; j < 48; ++j) y[j] += x[i] * m[i * 48 + j];
+          }
+          ASSERT_LE(norm(y), norm(x) * (1 + 1e-5));
+          for (size_t i = 0; i < 48; ++i) {
+            for (size_t j = 0; j < 48; ++j) back[i] += y[j] * m[i * 48 + j];
+          }
+          const double length = norm(back);
+          if (length < 1e-20) break;  // everything is forgotten
+          for (size_t i = 0; i < 48; ++i) x[i] = back[i] / length;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace kda::test

@@ -165,6 +165,20 @@ TEST_F(Resolver, R07_EnvironmentCountsUnlessThePlanNames) {
   EXPECT_EQ(plan("fused").status().code(), KDA_INVALID_ARGUMENT);
 }
 
+// The variable is read once a process, so a process of its own looks at it.
+TEST_F(Resolver, R15_DisabledCandidatesAreRefusedNotReplaced) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto child = [this] {
+    setenv("KDA_DISABLE", "other,fused", 1);
+    const Status s = plan("fused").status();
+    const bool refused = s.code() == KDA_UNSUPPORTED && s.message().find("disabled") != std::string::npos;
+    const bool passed_over = chosen("auto") == "portable" && chosen("portable") == "portable";
+    unsetenv("KDA_DISABLE");
+    std::exit(refused && passed_over && plan("fused").status().code() == KDA_UNSUPPORTED ? 0 : 1);
+  };
+  EXPECT_EXIT(child(), testing::ExitedWithCode(0), "");
+}
+
 TEST_F(Resolver, R17_E03_BadLowerBoundsAreRefusedBeforeResolution) {
   for (double lb : std::initializer_list<double>{0.0, std::nan(""), 1.0, -INFINITY, INFINITY}) {
     desc_.attention.lower_bound = lb;
