@@ -47,9 +47,13 @@ class MixedStepTest : public DecodeBackendTest {
     a.out = chunk_out;
     b.out = recurrent_out;
     Plan first = make_plan(chunk.desc), second = make_plan(recurrent.desc);
-    if (chunk_first) ASSERT_EQ(first.run(a), KDA_OK) << first.message();
+    if (chunk_first) {
+      ASSERT_EQ(first.run(a), KDA_OK) << first.message();
+    }
     ASSERT_EQ(second.run(b), KDA_OK) << second.message();
-    if (!chunk_first) ASSERT_EQ(first.run(a), KDA_OK) << first.message();
+    if (!chunk_first) {
+      ASSERT_EQ(first.run(a), KDA_OK) << first.message();
+    }
   }
 };
 KDA_FOR_BACKENDS(MixedStepTest);
