@@ -26,20 +26,28 @@ if(KDA_CUDA_ENABLED)
     set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
   endif()
   enable_language(CUDA)
+  # CMake 3.25 does not know how to ask newer nvcc for C++20.
+  foreach(_form STANDARD EXTENSION)
+    if(NOT CMAKE_CUDA20_${_form}_COMPILE_OPTION)
+      set(CMAKE_CUDA20_${_form}_COMPILE_OPTION "-std=c++20")
+    endif()
+  endforeach()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)
   message(STATUS "CUDA backend: CUDA ${CMAKE_CUDA_COMPILER_VERSION}, machine code for ${CMAKE_CUDA_ARCHITECTURES}")
 endif()
 
-# kda_cuda_compile_options(target): kernels are built without contraction (a fused multiply-add is written where it is
-# meant, as on the host), and a register spill is an error.
+# kda_cuda_compile_options(target): both languages of a target that has CUDA sources.
 function(kda_cuda_compile_options target)
   target_compile_options(${target} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --expt-relaxed-constexpr -lineinfo
-      -Xptxas=-warn-spills,-Werror -Xcompiler=-Wall,-Wextra>
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra>
     $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wno-missing-field-initializers;-ffp-contract=off>)
   if(KDA_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
   endif()
 endfunction()
+
+# Kernels whose bits must agree wherever their functions are inlined: no contraction (a fused multiply-add is written
+# where it is meant, as on the host), and a register spill is an error.
+set(KDA_EXACT_KERNEL_OPTIONS --fmad=false -Xptxas=-warn-spills,-Werror)

@@ -14,5 +14,6 @@ MetadataRegistry& metadata_registry();
 Result<int32_t> cuda_device_count();
 Result<DeviceFacts> cuda_device_facts(int32_t index);
 Result<DeviceFacts> cuda_open_device(int32_t index);
+const DeviceReader* cuda_device_reader();
 
 }  // namespace kda::capi

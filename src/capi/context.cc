@@ -33,6 +33,7 @@ Status fill_cuda(const kda_context_options& options, kda_context& context) {
   auto facts = kda::capi::cuda_open_device(options.device.index);
   if (!facts.ok()) return facts.status();
   context.facts = facts.value();
+  context.reader = kda::capi::cuda_device_reader();
   context.isa = kda::str_cat("sm_", context.facts.major, context.facts.minor);
   return {};
 }

@@ -10,7 +10,27 @@ namespace {
 constexpr size_t kAlign = KDA_WORKSPACE_ALIGNMENT, kGuard = 4096;
 constexpr unsigned char kPattern = 0xff;  // NaN in every float format
 
-kda_context* or_default(kda_context* context) { return context ? context : cpu_context(); }
+bool names_device(const char* backend) { return backend != nullptr && std::strncmp(backend, "cuda_", 5) == 0; }
+
+// The context that a description's backend name means, and the name without the device.
+kda_context* or_default(kda_context* context, const char*& backend) {
+  if (context != nullptr) return context;
+  if (!names_device(backend)) return cpu_context();
+  backend += 5;
+  return device_context();
+}
+
+template <class Desc>
+const char*& backend_of(Desc& desc) {
+  if constexpr (requires { desc.backend; }) return desc.backend;
+  else return desc.decode.backend;
+}
+
+template <class Desc>
+Plan make(kda_status (*create)(kda_context*, const Desc*, kda_plan**), kda_context* context, Desc desc) {
+  context = or_default(context, backend_of(desc));
+  return Plan(create, context, desc);
+}
 
 }  // namespace
 
@@ -51,26 +71,26 @@ size_t Plan::workspace_bytes() const {
 }
 
 Plan make_plan(const kda_prefill_desc& desc, kda_context* c) {
-  return Plan(kda_prefill_plan_create, or_default(c), desc);
+  return make(kda_prefill_plan_create, c, desc);
 }
 Plan make_plan(const kda_decode_desc& desc, kda_context* c) {
-  return Plan(kda_decode_plan_create, or_default(c), desc);
+  return make(kda_decode_plan_create, c, desc);
 }
 Plan make_plan(const kda_commit_desc& desc, kda_context* c) {
-  return Plan(kda_commit_plan_create, or_default(c), desc);
+  return make(kda_commit_plan_create, c, desc);
 }
 Plan make_plan(const kda_decode_step_desc& desc, kda_context* c) {
-  return Plan(kda_decode_step_plan_create, or_default(c), desc);
+  return make(kda_decode_step_plan_create, c, desc);
 }
-Plan make_plan(const kda_conv_desc& desc, kda_context* c) { return Plan(kda_conv_plan_create, or_default(c), desc); }
+Plan make_plan(const kda_conv_desc& desc, kda_context* c) { return make(kda_conv_plan_create, c, desc); }
 Plan make_plan(const kda_gated_norm_desc& desc, kda_context* c) {
-  return Plan(kda_gated_norm_plan_create, or_default(c), desc);
+  return make(kda_gated_norm_plan_create, c, desc);
 }
 Plan make_plan(const kda_segment_merge_desc& desc, kda_context* c) {
-  return Plan(kda_segment_merge_plan_create, or_default(c), desc);
+  return make(kda_segment_merge_plan_create, c, desc);
 }
 Plan make_summary_plan(const kda_prefill_desc& desc, kda_context* c) {
-  return Plan(kda_segment_summary_plan_create, or_default(c), desc);
+  return make(kda_segment_summary_plan_create, c, desc);
 }
 
 kda_prefill_desc prefill_desc(const Problem& p, const char* backend) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "conformance/device.h"
 #include "conformance/distributions.h"
 #include "conformance/tensor.h"
 
@@ -23,7 +24,8 @@ class Plan {
   Plan() = default;
   // `create` is the operator's kda_..._plan_create.
   template <class Desc>
-  Plan(kda_status (*create)(kda_context*, const Desc*, kda_plan**), kda_context* context, const Desc& desc) {
+  Plan(kda_status (*create)(kda_context*, const Desc*, kda_plan**), kda_context* context, const Desc& desc)
+      : memory_(memory_of(context)) {
     kda_plan* plan = nullptr;
     status_ = create(context, &desc, &plan);
     if (status_ != KDA_OK) message_ = kda_last_error();
@@ -51,6 +53,7 @@ class Plan {
   template <class Args>
   kda_status run_with(kda_status (*call)(const kda_plan*, const Args*, kda_workspace, void*), const Args& args) {
     if (!ok()) return status_;
+    if (memory_ != nullptr) return run_on_device(call, args);
     Lent lent(workspace_bytes());
     const kda_status status = call(plan_.get(), &args, lent.workspace(), nullptr);
     if (status != KDA_OK) message_ = kda_last_error();
@@ -59,6 +62,21 @@ class Plan {
       return KDA_INTERNAL;
     }
     return status;
+  }
+
+  template <class Args>
+  kda_status run_on_device(kda_status (*call)(const kda_plan*, const Args*, kda_workspace, void*), Args args) {
+    Mirror mirror(*memory_, tensors_of(args), workspace_bytes());
+    if (!mirror.ok()) {
+      message_ = "no device memory";
+      return KDA_OUT_OF_MEMORY;
+    }
+    const kda_status status = call(plan_.get(), &args, mirror.workspace(), nullptr);
+    if (status != KDA_OK) message_ = kda_last_error();
+    const std::string fault = mirror.back();
+    if (fault.empty()) return status;
+    message_ = fault;
+    return KDA_INTERNAL;
   }
 
   class Lent {
@@ -72,6 +90,7 @@ class Plan {
     std::vector<unsigned char> memory_;
   };
 
+  DeviceMemory* memory_ = nullptr;  // of a context on a device, else null
   std::shared_ptr<kda_plan> plan_;
   kda_status status_ = KDA_INTERNAL;
   std::string message_ = "no plan";
@@ -85,7 +104,8 @@ T sized() {
   return x;
 }
 
-// Plans with the initialised defaults of their description.
+// Plans with the initialised defaults of their description. Without a context: the CPU's; for a backend called
+// "cuda_portable", say, the candidate "portable" of the context of set_device().
 Plan make_plan(const kda_prefill_desc& desc, kda_context* context = nullptr);
 Plan make_plan(const kda_decode_desc& desc, kda_context* context = nullptr);
 Plan make_plan(const kda_commit_desc& desc, kda_context* context = nullptr);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device_values.h"
 #include "core/select.h"
 #include "core/validate.h"
 
@@ -108,8 +109,7 @@ Status run_plan(const kda_plan* base, const typename Op::Args* raw, const kda_wo
   KDA_RETURN_IF_ERROR(Op::validate(plan.desc, args));
   KDA_RETURN_IF_ERROR(check_workspace(plan, workspace));
   KDA_RETURN_IF_ERROR(aliases.result(plan.book.total_bytes() > 0 ? workspace : kda_workspace{}));
-  // Values in device memory are the CUDA kernels' own to check.
-  if (plan.checked && plan.context->device.type == KDA_CPU) KDA_RETURN_IF_ERROR(Op::check_values(plan.desc, args));
+  if (plan.checked) KDA_RETURN_IF_ERROR(check_values<Op>(*plan.context, plan.desc, args, stream));
   plan.context->announce(Op::kName);
   return plan.kernel->run(args, WorkspaceGrant(plan.book, workspace.data), stream);
 }

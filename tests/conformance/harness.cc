@@ -9,12 +9,19 @@ bool has_candidate(kda_operator op, const void* desc, const std::string& backend
     std::string name;
     bool found = false;
   } search{backend};
+  kda_context* context = cpu_context();
+  if (backend.rfind("cuda_", 0) == 0) {
+    context = conformance::device_context();
+    search.name = backend.substr(5);
+  }
   const auto look = [](void* user, const char* candidate, const char* reasons, int32_t) {
     auto* s = static_cast<Search*>(user);
-    // A candidate for another device says so among its refusals.
-    if (s->name == candidate && std::string(reasons).find("device_type:") == std::string::npos) s->found = true;
+    // A candidate for another device, or one that is not in this build, says so among its refusals.
+    const std::string why = reasons;
+    const bool here = why.find("device_type:") == std::string::npos && why.find("not_built:") == std::string::npos;
+    if ((s->name == candidate || s->name == "auto") && here) s->found = true;
   };
-  return kda_explain(cpu_context(), op, desc, look, &search) == KDA_OK && search.found;
+  return kda_explain(context, op, desc, look, &search) == KDA_OK && search.found;
 }
 
 Limits limits(kda_dtype io, bool degenerate) {

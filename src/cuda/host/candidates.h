@@ -3,4 +3,17 @@
 
 #include "core/backend.h"
 
-namespace kda::cuda {}  // namespace kda::cuda
+namespace kda::cuda {
+
+const Candidate<Prefill>* fused_prefill();
+const Candidate<Prefill>* portable_prefill();
+const Candidate<Decode>* fused_decode();
+const Candidate<Decode>* portable_decode();
+const Candidate<Commit>* fused_commit();
+const Candidate<Commit>* portable_commit();
+const Candidate<DecodeStep>* fused_decode_step();
+const Candidate<DecodeStep>* portable_decode_step();
+const Candidate<Conv>* portable_conv();
+const Candidate<GatedNorm>* portable_gated_norm();
+
+}  // namespace kda::cuda

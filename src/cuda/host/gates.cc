@@ -31,8 +31,9 @@ void check_blocks(int64_t sequences, int64_t heads, int64_t slices, Refusals& r)
 }
 
 // An example's rows that a bulk or vector load cannot start at.
-void check_rows(const char* name, const kda_tensor& t, int64_t alignment, Refusals& r) {
+void check_rows(const char* name, const kda_tensor& t, const PrefillCapability& c, Refusals& r) {
   if (!present(t)) return;
+  const int64_t alignment = c.row_alignment;
   const auto size = static_cast<int64_t>(dtype_size(t.dtype));
   if (t.rank > 0 && t.strides[t.rank - 1] != 1 && t.shape[t.rank - 1] > 1) {
     r.add("layout", str_cat(name, " with a dense last dimension"), describe(t));
@@ -43,12 +44,18 @@ void check_rows(const char* name, const kda_tensor& t, int64_t alignment, Refusa
     r.add("layout", str_cat(name, " with stride(", i, ") of a multiple of ", alignment, " bytes"),
           str_cat(t.strides[i] * size, " bytes"));
   }
+  if (c.row_bytes == 0 || t.rank < 3 || t.strides[t.rank - 3] * size <= c.row_bytes) return;
+  r.add("layout", str_cat(name, " with rows at most ", c.row_bytes, " bytes apart"),
+        str_cat(t.strides[t.rank - 3] * size, " bytes"));
 }
 
 }  // namespace
 
 const PrefillCapability kFusedPrefill = {
-    {{128, 0}, {128, 0}, {KDA_BF16}, {KDA_BF16, KDA_FP32}, {KDA_BF16, KDA_FP32}, kFloats, true, true, false}, -1, 16};
+    {{128, 0}, {128, 0}, {KDA_BF16}, {KDA_BF16, KDA_FP32}, {KDA_BF16, KDA_FP32}, kFloats, true, true, true, -104},
+    -1,
+    16,
+    kFusedPrefillRowBytes};
 const PrefillCapability kPortablePrefill = {kAnything, -1, 1};
 const AttentionCapability kFusedDecode = kHead128;
 const AttentionCapability kPortableDecode = kAnything;
@@ -111,17 +118,18 @@ void check_prefill(const PrefillCapability& c, const kda_prefill_desc& d, const 
   }
   check_blocks(d.max_sequences, d.attention.num_value_heads, 16, r);
   if (d.example == nullptr) return;
-  check_rows("q", d.example->q, c.row_alignment, r);
-  check_rows("k", d.example->k, c.row_alignment, r);
-  check_rows("v", d.example->v, c.row_alignment, r);
-  check_rows("gate", d.example->gate, c.row_alignment, r);
-  check_rows("out", d.example->out, c.row_alignment, r);
+  check_rows("q", d.example->q, c, r);
+  check_rows("k", d.example->k, c, r);
+  check_rows("v", d.example->v, c, r);
+  check_rows("gate", d.example->gate, c, r);
+  check_rows("out", d.example->out, c, r);
 }
 
 void check_decode(const AttentionCapability& c, const kda_decode_desc& d, const Context& context, Refusals& r) {
   check_device(context, r);
   check_attention(c, d.attention, r);
   check_blocks(d.max_sequences, d.attention.num_value_heads, 16, r);
+  if (d.max_tokens > kMaxBlocks) r.add("size", str_cat("max_tokens <= ", kMaxBlocks), d.max_tokens);
 }
 
 void check_commit(const AttentionCapability& c, const kda_commit_desc& d, const Context& context, Refusals& r) {
@@ -130,9 +138,16 @@ void check_commit(const AttentionCapability& c, const kda_commit_desc& d, const 
   check_blocks(d.max_sequences, d.attention.num_value_heads, 16, r);
 }
 
-void check_decode_step(const AttentionCapability& c, const kda_decode_step_desc& d, const Context& context,
-                       Refusals& r) {
+void check_decode_step(const AttentionCapability& c, bool one_launch, const kda_decode_step_desc& d,
+                       const Context& context, Refusals& r) {
   check_decode(c, d.decode, context, r);
+  if (!one_launch) return;
+  constexpr int64_t kCluster = 8;  // blocks
+  const kda_attention_spec& a = d.decode.attention;
+  if (d.conv_width != 4) r.add("layout", "conv width 4", str_cat("conv width ", d.conv_width));
+  if (a.num_value_heads / a.num_heads > kCluster) {
+    r.add("grouped_heads", str_cat("HV/H <= ", kCluster), str_cat("HV/H = ", a.num_value_heads / a.num_heads));
+  }
 }
 
 void check_conv(const kda_conv_desc& d, const Context& context, Refusals& r) {
@@ -151,7 +166,8 @@ void check_conv(const kda_conv_desc& d, const Context& context, Refusals& r) {
 void check_gated_norm(const kda_gated_norm_desc& d, const Context& context, Refusals& r) {
   check_device(context, r);
   check_dtype("io_dtype", kFloats, d.out_dtype, r);
-  if (d.value_dim > kMaxHeadDim) r.add("head_dim", str_cat("V 1 to ", kMaxHeadDim), str_cat("V ", d.value_dim));
+  constexpr int64_t kMost = 1024;
+  if (d.value_dim > kMost) r.add("head_dim", str_cat("V 1 to ", kMost), str_cat("V ", d.value_dim));
   const auto rows = checked_mul(d.max_tokens, d.num_value_heads);
   if (!rows || *rows > kMaxBlocks) {
     r.add("size", str_cat("max_tokens * num_value_heads <= ", kMaxBlocks),

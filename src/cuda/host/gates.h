@@ -41,7 +41,11 @@ struct PrefillCapability {
   AttentionCapability attention;
   int64_t max_checkpoints = 0;  // -1: any number
   int64_t row_alignment = 1;    // bytes that every row of q, k, v, gate and out must start at
+  int64_t row_bytes = 0;        // most from a row to the next; 0: any
 };
+
+// 32 rows, which the fused kernel addresses from one base, lie within 4 GiB.
+constexpr int64_t kFusedPrefillRowBytes = (int64_t{1} << 32) / 32 - 1;
 
 extern const PrefillCapability kFusedPrefill;     // tensor cores
 extern const PrefillCapability kPortablePrefill;  // any shape
@@ -61,7 +65,8 @@ void check_decode(const AttentionCapability& capability, const kda_decode_desc& 
                   Refusals& refusals);
 void check_commit(const AttentionCapability& capability, const kda_commit_desc& desc, const Context& context,
                   Refusals& refusals);
-void check_decode_step(const AttentionCapability& capability, const kda_decode_step_desc& desc,
+// `one_launch`: the fused kernel, which has W = 4 and holds the value heads of a query head in one cluster.
+void check_decode_step(const AttentionCapability& capability, bool one_launch, const kda_decode_step_desc& desc,
                        const Context& context, Refusals& refusals);
 void check_conv(const kda_conv_desc& desc, const Context& context, Refusals& refusals);
 void check_gated_norm(const kda_gated_norm_desc& desc, const Context& context, Refusals& refusals);

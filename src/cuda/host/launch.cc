@@ -4,6 +4,7 @@ namespace kda::cuda {
 namespace {
 
 constexpr int kMachineVersion = 90;            // of the images in this build, as the runtime reports them
+constexpr int64_t kMostAlongY = 65535;
 constexpr int32_t kDefaultShared = 48 * 1024;  // more dynamic shared memory than this must be asked for
 
 }  // namespace
@@ -24,7 +25,7 @@ Status prepare_kernel(const void* kernel, const char* name, int32_t shared_bytes
 }
 
 Status launch_kernel(const void* kernel, const char* name, const LaunchShape& shape, void** arguments, void* stream) {
-  if (shape.blocks == 0) return {};
+  if (shape.x == 0 || shape.rest == 0) return {};
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -32,7 +33,8 @@ Status launch_kernel(const void* kernel, const char* name, const LaunchShape& sh
   attributes[1].val.clusterDim.x = static_cast<unsigned>(shape.cluster);
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  const int64_t y = shape.rest < kMostAlongY ? shape.rest : kMostAlongY;
+  config.gridDim = dim3(static_cast<unsigned>(shape.x), static_cast<unsigned>(y), static_cast<unsigned>((shape.rest + y - 1) / y));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);

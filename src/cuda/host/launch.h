@@ -7,14 +7,16 @@
 #include <cstdint>
 
 #include "cuda/host/error.h"
+#include "cuda/kernels/common/kernel_info.h"
 
 namespace kda::cuda {
 
 struct LaunchShape {
-  int64_t blocks = 1;
-  int32_t threads = 128;
+  int64_t x = 1;        // blocks along x
+  int64_t rest = 1;     // spread over y and z; a kernel takes z * gridDim.y + y and passes over what is too much
+  int32_t cluster = 1;  // blocks of one cluster along x
+  int32_t threads = 0;
   int32_t shared_bytes = 0;  // dynamic
-  int32_t cluster = 1;       // blocks of one cluster along the grid
 };
 
 // Loads a kernel, checks that it is this build's machine code and allows it its dynamic shared memory. The calling
@@ -26,10 +28,10 @@ Status prepare_kernel(const void* kernel, const char* name, int32_t shared_bytes
 Status launch_kernel(const void* kernel, const char* name, const LaunchShape& shape, void** arguments, void* stream);
 
 template <class Params>
-Status launch(void (*kernel)(Params), const char* name, const LaunchShape& shape, const Params& params,
-              void* stream) {
+Status launch(const KernelInfo& kernel, LaunchShape shape, const Params& params, void* stream) {
+  shape.threads = kernel.threads;
   void* arguments[] = {const_cast<Params*>(&params)};
-  return launch_kernel(reinterpret_cast<const void*>(kernel), name, shape, arguments, stream);
+  return launch_kernel(kernel.function, kernel.name, shape, arguments, stream);
 }
 
 }  // namespace kda::cuda

@@ -184,6 +184,7 @@ TEST_F(Gates, R60_EachGateAlone) {
       {"head_dim", [](Gates& g) { g.desc_.attention.value_dim = 256; }},
       {"io_dtype", [](Gates& g) { g.desc_.attention.out_dtype = KDA_FP64; }},
       {"pool_dtype", [](Gates& g) { g.desc_.attention.state_dtype = KDA_FP64; }},
+      {"lower_bound", [](Gates& g) { g.desc_.attention.lower_bound = -105; }},
       {"size", [](Gates& g) { g.desc_.max_sequences = int64_t{1} << 40; }},
   };
   for (const auto& c : cases) {
@@ -249,6 +250,10 @@ TEST_F(Gates, R09_LayoutOfAnExample) {
   EXPECT_EQ(prefill("fused"), "layout") << message_;
   EXPECT_NE(message_.find("stride(0)"), std::string::npos) << message_;
   EXPECT_EQ(prefill("auto"), "portable");
+  q.strides[0] = int64_t{1} << 27;  // 32 rows of it are 8 GiB
+  EXPECT_EQ(prefill("fused"), "layout") << message_;
+  q.strides[0] = int64_t{1} << 20;
+  EXPECT_EQ(prefill("fused"), "fused") << message_;
 }
 
 TEST_F(Gates, R18_DecodeHasTheSameMachinery) {

@@ -1,0 +1,153 @@
+// Conv plans on CUDA: prefill, columns and records.
+#include "cuda/host/conv.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/tensor.h"
+#include "cuda/host/candidate.h"
+#include "cuda/host/candidates.h"
+#include "cuda/host/gates.h"
+#include "cuda/host/launch.h"
+#include "cuda/host/views.h"
+
+namespace kda::cuda {
+namespace {
+
+constexpr int32_t kBlockWarps = 4;
+
+bool rows_are_vectors(const kda_tensor& x, int64_t channels) {
+  const bool batched = x.rank > 2;
+  return rows_of_16_bytes(x.data, x.dtype, channels, {x.strides[batched ? 1 : 0], batched ? x.strides[0] : 0});
+}
+
+class ConvKernel final : public Kernel<Conv> {
+ public:
+  ConvKernel(const kda_conv_desc& desc, const Context& context, bool final_window)
+      : desc_(desc),
+        device_(context.device.index),
+        multiprocessors_(context.facts.multiprocessors),
+        final_window_(final_window) {}
+
+  Status prepare() {
+    const Dtype io = to_dtype(desc_.io_dtype);
+    vectors_ = conv_prefill_kernel_info(io, true);
+    scalars_ = conv_prefill_kernel_info(io, false);
+    step_ = conv_step_kernel_info();
+    for (const KernelInfo* k : {&vectors_, &scalars_, &step_}) {
+      KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name));
+    }
+    return {};
+  }
+
+  Status run(const kda_conv_args& args, const WorkspaceGrant&, void* stream) const override {
+    ConvParams p;
+    fill(args, p);
+    if (p.sequences.count == 0) return {};
+    const DeviceGuard guard(device_);
+    KDA_RETURN_IF_ERROR(guard.status());
+    LaunchShape shape;
+    if (desc_.mode != KDA_CONV_PREFILL) {
+      int64_t channels = 0;
+      for (int i = 0; i < p.parts; ++i) channels += p.part[i].channels;
+      shape.x = ceil_div(channels, step_.threads);
+      shape.rest = p.sequences.count;
+      return launch(step_, shape, p, stream);
+    }
+    const KernelInfo& kernel = can_use_vectors(args) ? vectors_ : scalars_;
+    const int64_t rows = p.sequences.tokens * (p.sequences.batched ? p.sequences.count : 1);
+    for (int i = 0; i < p.parts; ++i) {
+      p.part[i].groups = static_cast<int32_t>(ceil_div(p.part[i].channels, 32 * int64_t{kernel.warp_rows}));
+      p.groups += p.part[i].groups;
+    }
+    // Long tiles repeat fewer rows; short ones spread a small call over the chip.
+    p.tile_rows = 64;
+    while (p.tile_rows > 16 && p.groups * ceil_div(rows, p.tile_rows) < 32 * int64_t{multiprocessors_}) p.tile_rows /= 2;
+    shape.x = ceil_div(p.groups, kBlockWarps);
+    shape.rest = ceil_div(rows, p.tile_rows) + p.sequences.count;
+    return launch(kernel, shape, p, stream);
+  }
+
+ private:
+  void fill(const kda_conv_args& args, ConvParams& p) const {
+    p.parts = desc_.parts;
+    p.width = desc_.width;
+    p.has_pool = present(args.state[0]);
+    p.activation = desc_.no_activation == 0;
+    p.io = to_dtype(desc_.io_dtype);
+    p.sequences = to_sequences(args.sequences, args.x[0], 2);
+    p.rule.slots = to_slots(args.slots, args.write_slots, args.has_initial_state,
+                            p.has_pool ? args.state[0].shape[0] : 0, desc_.null_slot, desc_.initial_state);
+    p.rule.accepted = int32_data(args.accepted);
+    p.rule.accepted_stride = stride_of(args.accepted);
+    p.rule.mode = static_cast<ConvMode>(desc_.mode);
+    p.rule.fold = desc_.fold;
+    p.rule.final_window = final_window_;
+    p.rule.width = desc_.verify_width;
+    if (present(args.record_count)) {
+      p.records.count = const_cast<int32_t*>(int32_data(args.record_count));  // read only here
+      p.records.count_stride = stride_of(args.record_count);
+      p.records.rows = args.record_count.shape[0];
+      p.records.record_rows = to_index(args.record_rows);
+    }
+    p.out_rows = to_index(args.out_rows);
+    p.out_count = args.out[0].shape[args.out[0].rank > 2 ? 1 : 0];
+    if (present(args.checkpoint_offsets)) {
+      p.checkpoints = static_cast<int32_t>(args.checkpoint_offsets.shape[1]);
+      p.checkpoint_offsets = to_index(args.checkpoint_offsets);
+      p.checkpoint_slots = to_index(args.checkpoint_slots);
+    }
+    for (int i = 0; i < 3 && i < p.parts; ++i) {
+      ConvPart& part = p.part[i];
+      part.in = to_channels(args.x[i], args.weight[i], args.bias[i], args.state[i], desc_.layout, desc_.width, 0);
+      const bool batched = args.out[i].rank > 2;
+      part.out = args.out[i].data;
+      part.out_batch = batched ? args.out[i].strides[0] : 0;
+      part.out_row = args.out[i].strides[batched ? 1 : 0];
+      part.channels = static_cast<int32_t>(desc_.channels[i]);
+    }
+  }
+
+  bool can_use_vectors(const kda_conv_args& args) const {
+    bool whole = desc_.width == 4;
+    for (int i = 0; i < desc_.parts; ++i) {
+      whole = whole && rows_are_vectors(args.x[i], desc_.channels[i]) && rows_are_vectors(args.out[i], desc_.channels[i]);
+    }
+    return whole;
+  }
+
+  kda_conv_desc desc_;
+  int32_t device_, multiprocessors_;
+  bool final_window_;
+  KernelInfo vectors_, scalars_, step_;
+};
+
+}  // namespace
+
+ConvChannels to_channels(const kda_tensor& x, const kda_tensor& weight, const kda_tensor& bias, const kda_tensor& pool,
+                         kda_conv_layout layout, int64_t width, int64_t first) {
+  ConvChannels c;
+  const bool batched = x.rank > 2;
+  c.x = static_cast<const char*>(x.data) + first * static_cast<int64_t>(dtype_size(x.dtype));
+  c.x_batch = batched ? x.strides[0] : 0;
+  c.x_row = x.strides[batched ? 1 : 0];
+  c.weight = static_cast<const float*>(weight.data) + first * width;
+  c.bias = present(bias) ? static_cast<const float*>(bias.data) + first : nullptr;
+  c.window = to_window(pool, layout, first);
+  return c;
+}
+
+Result<std::unique_ptr<Kernel<Conv>>> make_conv(const kda_conv_desc& desc, const Context& context, bool final_window) {
+  auto kernel = std::make_unique<ConvKernel>(desc, context, final_window);
+  KDA_RETURN_IF_ERROR(kernel->prepare());
+  return std::unique_ptr<Kernel<Conv>>(std::move(kernel));
+}
+
+const Candidate<Conv>* portable_conv() {
+  static const CudaCandidate<Conv> candidate(
+      "portable", check_conv,
+      [](const kda_conv_desc& d, const Context& c, WorkspaceBook&) { return make_conv(d, c, false); });
+  return &candidate;
+}
+
+}  // namespace kda::cuda

@@ -1,0 +1,192 @@
+// Prefill plans on CUDA: the tensor-core kernel of K = V = 128.
+#include "base/tensor.h"
+#include "cuda/host/candidate.h"
+#include "cuda/host/candidates.h"
+#include "cuda/host/error.h"
+#include "cuda/host/gates.h"
+#include "cuda/kernels/prefill_fused/params.h"
+
+namespace kda::cuda {
+namespace {
+
+namespace fused = prefill_fused;
+
+fused::Real to_real(kda_dtype dtype) {
+  if (dtype == KDA_BF16) return fused::Real::kBf16;
+  if (dtype == KDA_FP16) return fused::Real::kF16;
+  return fused::Real::kF32;
+}
+
+fused::Gate to_gate(kda_gate_family family) {
+  if (family == KDA_GATE_BOUNDED) return fused::Gate::kBounded;
+  return family == KDA_GATE_SOFTPLUS ? fused::Gate::kSoftplus : fused::Gate::kPlain;
+}
+
+fused::Initial to_initial(kda_initial_state initial) {
+  if (initial == KDA_INITIAL_ALL) return fused::Initial::kAll;
+  return initial == KDA_INITIAL_FLAGS ? fused::Initial::kFlags : fused::Initial::kNone;
+}
+
+fused::Indices to_indices(const kda_tensor& t) {
+  if (!present(t)) return {};
+  return {t.data, t.strides[0], t.dtype == KDA_INT64};
+}
+
+fused::Table to_table(const kda_tensor& t) {
+  if (!present(t)) return {};
+  return {t.data, t.strides[0], t.strides[1], t.dtype == KDA_INT64};
+}
+
+// `row_dims`: rank without the samples.
+fused::Rows to_rows(const kda_tensor& t, int row_dims) {
+  const int batched = t.rank > row_dims ? 1 : 0;
+  return {batched ? t.strides[0] : 0, t.strides[batched], t.strides[batched + 1]};
+}
+
+// Where a run's layout is seen first: a plan made without an example could not refuse it.
+Status check_rows(const char* name, const kda_tensor& t) {
+  const auto size = static_cast<int64_t>(dtype_size(t.dtype));
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) {
+    return unsupported("layout: wanted ", name, " at a multiple of 16 bytes, got an address that is none");
+  }
+  for (int i = 0; i + 1 < t.rank; ++i) {
+    if (t.shape[i] <= 1 || t.strides[i] * size % 16 == 0) continue;
+    return unsupported("layout: wanted ", name, " with stride(", i, ") of a multiple of 16 bytes, got ",
+                       t.strides[i] * size, " bytes");
+  }
+  const int64_t row = t.strides[t.rank - 3] * size;
+  if (row <= kFusedPrefillRowBytes) return {};
+  return unsupported("layout: wanted ", name, " with rows at most ", kFusedPrefillRowBytes, " bytes apart, got ", row);
+}
+
+class FusedPrefillKernel final : public Kernel<Prefill> {
+ public:
+  FusedPrefillKernel(const kda_prefill_desc& desc, const Context& context)
+      : desc_(desc),
+        device_(context.device.index),
+        multiprocessors_(context.facts.multiprocessors),
+        gate_(to_gate(desc.attention.gate_family)),
+        gate_type_(to_real(desc.attention.gate_dtype)) {}
+
+  Status prepare() const {
+    return to_status(fused::prepare_prefill_fused(gate_, gate_type_, static_cast<float>(desc_.attention.lower_bound)),
+                     "prefill_fused_kernel");
+  }
+
+  Status run(const kda_prefill_args& args, const WorkspaceGrant&, void* stream) const override {
+    KDA_RETURN_IF_ERROR(check_rows("q", args.q));
+    KDA_RETURN_IF_ERROR(check_rows("k", args.k));
+    KDA_RETURN_IF_ERROR(check_rows("v", args.v));
+    KDA_RETURN_IF_ERROR(check_rows("gate", args.gate));
+    KDA_RETURN_IF_ERROR(check_rows("out", args.out));
+    fused::Params p;
+    fill_tokens(args, p);
+    fill_sequences(args, p);
+    fill_states(args, p);
+    fill_checkpoints(args, p);
+    const DeviceGuard guard(device_);
+    KDA_RETURN_IF_ERROR(guard.status());
+    const cudaError_t error =
+        fused::launch_prefill_fused(p, gate_, gate_type_, multiprocessors_, static_cast<cudaStream_t>(stream));
+    if (error != cudaSuccess) (void)cudaGetLastError();  // reported here; not left for the caller's next call
+    return to_status(error, "prefill_fused_kernel");
+  }
+
+ private:
+  void fill_tokens(const kda_prefill_args& args, fused::Params& p) const {
+    const kda_attention_spec& a = desc_.attention;
+    p.q = args.q.data, p.q_rows = to_rows(args.q, 3);
+    p.k = args.k.data, p.k_rows = to_rows(args.k, 3);
+    p.v = args.v.data, p.v_rows = to_rows(args.v, 3);
+    p.gate = args.gate.data, p.gate_rows = to_rows(args.gate, 3);
+    p.beta = args.beta.data, p.beta_rows = to_rows(args.beta, 2);
+    p.out = args.out.data, p.out_rows = to_rows(args.out, 3);
+    p.out_row_of = to_indices(args.out_rows);
+    p.out_row_count = args.out.shape[args.out.rank > 3 ? 1 : 0];
+    p.beta_type = to_real(a.beta_dtype);
+    p.beta_is_logit = a.beta_form == KDA_BETA_LOGITS;
+    p.beta_factor = a.allow_neg_eigval != 0 ? 2.0f : 1.0f;
+    p.a_log = static_cast<const float*>(args.A_log.data);
+    p.dt_bias = static_cast<const float*>(args.dt_bias.data);
+    p.lower_bound = static_cast<float>(a.lower_bound);
+    p.scale = static_cast<float>(a.scale);
+    p.normalize = a.no_qk_norm == 0;
+    p.heads = static_cast<int32_t>(a.num_heads);
+    p.value_heads = static_cast<int32_t>(a.num_value_heads);
+  }
+
+  static void fill_sequences(const kda_prefill_args& args, fused::Params& p) {
+    const kda_sequences& s = args.sequences;
+    const bool batched = args.q.rank > 3;
+    p.cu_seqlens = to_indices(s.cu_seqlens);
+    p.begin = to_indices(s.begin);
+    p.length = to_indices(s.length);
+    p.num_active = static_cast<const int32_t*>(s.num_active.data);
+    p.tokens = args.q.shape[batched ? 1 : 0];
+    p.sequences = batched ? args.q.shape[0] : 1;
+    if (present(s.cu_seqlens)) p.sequences = s.cu_seqlens.shape[0] - 1;
+    else if (present(s.begin)) p.sequences = s.begin.shape[0];
+  }
+
+  void fill_states(const kda_prefill_args& args, fused::Params& p) const {
+    p.initial = to_initial(desc_.initial_state);
+    p.null_slot = desc_.null_slot;
+    p.slots = to_indices(args.slots);
+    p.write_slots = to_indices(args.write_slots);
+    p.has_initial = static_cast<const uint8_t*>(args.has_initial_state.data);
+    if (present(args.has_initial_state)) p.has_initial_stride = args.has_initial_state.strides[0];
+    if (present(args.state)) {
+      p.state_in = args.state.data;
+      p.state_in_type = to_real(args.state.dtype);
+      p.state_in_stride = args.state.strides[0];
+      p.state_in_slots = args.state.shape[0];
+    }
+    if (args.no_final_state != 0) return;
+    p.state_out_is_packed = present(args.final_state);
+    const kda_tensor& to = p.state_out_is_packed ? args.final_state : args.state;
+    if (!present(to)) return;
+    p.state_out = to.data;
+    p.state_out_type = to_real(to.dtype);
+    p.state_out_stride = to.strides[0];
+    p.state_out_slots = to.shape[0];
+  }
+
+  static void fill_checkpoints(const kda_prefill_args& args, fused::Params& p) {
+    if (!present(args.checkpoint_offsets)) return;
+    p.checkpoints = static_cast<int32_t>(args.checkpoint_offsets.shape[1]);
+    p.checkpoint_offsets = to_table(args.checkpoint_offsets);
+    p.checkpoint_slots = to_table(args.checkpoint_slots);
+    const bool paged = present(args.checkpoint_slots);
+    const kda_tensor& to = paged ? args.state : args.checkpoint_states;
+    p.checkpoint_out = to.data;
+    p.checkpoint_type = to_real(to.dtype);
+    if (paged) {
+      p.checkpoint_slot_count = to.shape[0];
+      p.checkpoint_stride = to.strides[0];
+    } else {
+      p.checkpoint_row_stride = to.strides[0];
+      p.checkpoint_stride = to.strides[1];
+    }
+  }
+
+  kda_prefill_desc desc_;
+  int32_t device_, multiprocessors_;
+  fused::Gate gate_;
+  fused::Real gate_type_;
+};
+
+Result<std::unique_ptr<Kernel<Prefill>>> create(const kda_prefill_desc& desc, const Context& context, WorkspaceBook&) {
+  auto kernel = std::make_unique<FusedPrefillKernel>(desc, context);
+  KDA_RETURN_IF_ERROR(kernel->prepare());
+  return std::unique_ptr<Kernel<Prefill>>(std::move(kernel));
+}
+
+}  // namespace
+
+const Candidate<Prefill>* fused_prefill() {
+  static const CudaCandidate<Prefill> candidate(
+      "fused", [](const auto& d, const auto& c, auto& r) { check_prefill(kFusedPrefill, d, c, r); }, create);
+  return &candidate;
+}
+
+}  // namespace kda::cuda

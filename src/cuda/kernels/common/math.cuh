@@ -1,0 +1,105 @@
+// Scalar arithmetic of the kernels: conversions, activations, the gate (spec E-1, E-2, E-5, W-1). Compiled without
+// contraction: a fused multiply-add stands where it is meant, so that the same function gives the same bits wherever it
+// is used (L-8, V-9, V-10).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/kernels/common/views.h"
+
+namespace kda::cuda {
+
+constexpr unsigned kFullMask = 0xffffffffu;
+
+// One element of a tensor whose dtype is known at run time; uniform branches.
+__device__ __forceinline__ float load_element(const void* p, int64_t i, Dtype dtype) {
+  if (dtype == Dtype::kBf16) return __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
+  if (dtype == Dtype::kFp16) return __half2float(static_cast<const __half*>(p)[i]);
+  return static_cast<const float*>(p)[i];
+}
+
+// Rounded once, to nearest even (G-2).
+__device__ __forceinline__ void store_element(void* p, int64_t i, Dtype dtype, float x) {
+  if (dtype == Dtype::kBf16) static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16_rn(x);
+  else if (dtype == Dtype::kFp16) static_cast<__half*>(p)[i] = __float2half_rn(x);
+  else static_cast<float*>(p)[i] = x;
+}
+
+// io(x): what storing and reading back gives.
+__device__ __forceinline__ float round_element(float x, Dtype dtype) {
+  if (dtype == Dtype::kBf16) return __bfloat162float(__float2bfloat16_rn(x));
+  if (dtype == Dtype::kFp16) return __half2float(__float2half_rn(x));
+  return x;
+}
+
+// Logistic function to about 2e-7 relative, both signs: no difference of near-equal numbers, no overflow.
+__device__ __forceinline__ float sigmoid_exact(float x) {
+  const float e = expf(-fabsf(x));
+  const float r = __fdiv_rn(1.0f, __fadd_rn(1.0f, e));
+  return x >= 0.0f ? r : __fmul_rn(e, r);
+}
+
+// The same for values that are rounded to an io dtype next: one exponential and one reciprocal of the special-function
+// unit, relative error below (1 + |x|) * 2e-7.
+__device__ __forceinline__ float sigmoid_fast(float x) {
+  float e, r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(x, -1.44269504f)));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(__fadd_rn(1.0f, e)));
+  return r;
+}
+
+// W-1. At -inf this is NaN, as x / (1 + e^-x) is.
+__device__ __forceinline__ float silu(float x) { return __fmul_rn(x, sigmoid_fast(x)); }
+
+__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+// Log decay g of one channel (E-1): bias before the scale, a = exp(A_log).
+__device__ __forceinline__ float log_decay(const GateRef& gate, float raw, float bias, float a) {
+  if (gate.family == GateFamily::kPlain) return raw;
+  const float x = __fadd_rn(raw, bias);
+  if (gate.family == GateFamily::kBounded) return __fmul_rn(gate.lower_bound, sigmoid_exact(__fmul_rn(a, x)));
+  return -__fmul_rn(a, softplus(x));
+}
+
+__device__ __forceinline__ float gate_scale(const GateRef& gate, int64_t head) {
+  return gate.A_log != nullptr ? expf(gate.A_log[head]) : 1.0f;
+}
+
+// beta (E-5).
+__device__ __forceinline__ float beta_value(float given, bool logits, bool doubled) {
+  if (!logits) return given;
+  const float s = sigmoid_exact(given);
+  return doubled ? __fmul_rn(2.0f, s) : s;
+}
+
+// Sum over the lanes whose ids differ in the bits of `Lanes - 1`, the same tree in every lane.
+template <int Lanes>
+__device__ __forceinline__ float lane_sum(float x) {
+#pragma unroll
+  for (int mask = Lanes / 2; mask > 0; mask /= 2) x = __fadd_rn(x, __shfl_xor_sync(kFullMask, x, mask));
+  return x;
+}
+
+// Reads a word of every 64 bytes of a kernel's parameters. They come from memory that no cache holds yet; called before
+// the wait below, their way here is spent while the grid before this one still runs.
+template <class Params>
+__device__ __forceinline__ void touch_parameters(const Params& p) {
+  const auto* words = reinterpret_cast<const int*>(&p);
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(Params) / 4; i += 16) asm volatile("" ::"r"(words[i]));
+}
+
+// Waits until the grid before this one on the stream has finished and its writes are visible; lets the next one start
+// its blocks early, where they wait in turn. Every thread of every kernel calls it before it touches memory.
+__device__ __forceinline__ void wait_for_previous_grid() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// The two halves of a cluster barrier: what is read before arriving is read before anyone's writes after waiting. In a
+// launch without clusters a block is its own.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+}  // namespace kda::cuda

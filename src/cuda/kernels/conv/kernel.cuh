@@ -1,0 +1,264 @@
+// y_t = io(silu(sum_{j<W} w_j x_{t-W+1+j})) over rows of any length, windows before and after (spec W-1, W-2, K-2).
+//
+// Grid       x = groups of a warp's channels, four a block; y, z = tiles of at most `tile_rows` rows of one sequence, as
+//            many as T and N allow for. A block finds its tile by a scan over the lengths and takes further ones if the
+//            grid is short (offsets that overlap, P-13).
+// Warp       lanes own 8 channels (fp32: 4) of 16 bytes a row and go down the rows with the last W-1 in registers, four
+//            rows ahead on their way. A tile begins with the W-1 rows before it.
+// Windows    the warp of a sequence's first tile alone reads its old window and, at the end, writes the new one and the
+//            checkpoints: channels are independent, so nothing else touches them (W-5).
+// Precision  fp32 sums and SiLU, one rounding. Windows are copied as bits.
+// Limits     vectors: W = 4, 16-byte rows; scalars: W <= 8, any alignment.
+#pragma once
+
+#include "cuda/kernels/conv/stream.cuh"
+
+namespace kda::cuda {
+
+template <class Io_, bool kVectors_>
+struct ConvConfig {
+  using Io = Io_;
+  static constexpr bool kVectors = kVectors_;
+  static constexpr int kChannels = kVectors ? 16 / static_cast<int>(sizeof(Io)) : 1;  // of a lane
+  static constexpr int kWidth = kVectors ? 4 : kMostConvWidth;
+  static constexpr int kRows = 4;  // on their way
+};
+
+// A lane's channels of one row.
+template <class C>
+struct ConvVector {
+  using Io = typename C::Io;
+  Io element[C::kChannels];
+  __device__ __forceinline__ void load(const Io* p) {
+    if constexpr (C::kVectors) {
+      const uint4 bits = *reinterpret_cast<const uint4*>(p);
+      memcpy(element, &bits, 16);
+    } else {
+      element[0] = *p;
+    }
+  }
+  __device__ __forceinline__ void store(Io* p) const {
+    if constexpr (C::kVectors) {
+      uint4 bits;
+      memcpy(&bits, element, 16);
+      __stcs(reinterpret_cast<uint4*>(p), bits);
+    } else {
+      *p = element[0];
+    }
+  }
+};
+
+__device__ __forceinline__ float conv_to_fp32(float x) { return x; }
+__device__ __forceinline__ float conv_to_fp32(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float conv_to_fp32(__half x) { return __half2float(x); }
+__device__ __forceinline__ void conv_from_fp32(float x, float& to) { to = x; }
+__device__ __forceinline__ void conv_from_fp32(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void conv_from_fp32(float x, __half& to) { to = __float2half_rn(x); }
+
+struct ConvTile {
+  int64_t n = -1, index = 0;  // n -1: behind the last
+};
+
+// Tile number -> (sequence, tile of it), by the whole block. A sequence of no rows has one tile: its window is stored.
+__device__ __forceinline__ ConvTile find_tile(const ConvParams& p, int64_t tile) {
+  constexpr int kEach = 4;  // sequences of a thread in one pass
+  __shared__ int64_t s_sum[4];
+  __shared__ ConvTile s_found;
+  const int64_t active = active_sequences(p.sequences);
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  int64_t before = 0;
+  if (threadIdx.x == 0) s_found = ConvTile{};
+  for (int64_t base = 0; base < active; base += 128 * kEach) {
+    int64_t tiles[kEach], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int64_t n = base + static_cast<int64_t>(threadIdx.x) * kEach + i;
+      const int64_t length = n < active ? sequence_span(p.sequences, n).length : 0;
+      tiles[i] = n >= active ? 0 : length > p.tile_rows ? (length + p.tile_rows - 1) / p.tile_rows : 1;
+      sum += tiles[i];
+    }
+    int64_t scan = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int64_t left = __shfl_up_sync(kFullMask, scan, step);
+      if (lane >= step) scan += left;
+    }
+    if (lane == 31) s_sum[warp] = scan;
+    __syncthreads();
+    int64_t first = before + scan - sum, total = 0;
+    for (int w = 0; w < 4; ++w) {
+      if (w < warp) first += s_sum[w];
+      total += s_sum[w];
+    }
+    if (tile >= first && tile < first + sum) {
+      ConvTile found{base + static_cast<int64_t>(threadIdx.x) * kEach, tile - first};
+#pragma unroll
+      for (int i = 0; i + 1 < kEach; ++i) {
+        if (found.index >= tiles[i] && found.n == base + static_cast<int64_t>(threadIdx.x) * kEach + i) {
+          found.index -= tiles[i];
+          ++found.n;
+        }
+      }
+      s_found = found;
+    }
+    __syncthreads();
+    before += total;
+    if (tile < before) break;
+  }
+  __syncthreads();
+  const ConvTile found = s_found;
+  __syncthreads();
+  return found;
+}
+
+__device__ __forceinline__ int64_t conv_out_row(const ConvParams& p, int64_t row) {
+  if (!p.out_rows.present()) return row;
+  const int64_t to = p.out_rows.at(row);
+  return to >= 0 && to < p.out_count ? to : -1;
+}
+
+// One warp's channels of one tile.
+template <class C>
+struct ConvWarp {
+  using Io = typename C::Io;
+  static constexpr int kChannels = C::kChannels, kWidth = C::kWidth, kRows = C::kRows;
+  const ConvParams& p;
+  const ConvPart& part;
+  const ConvRow& row;
+  int32_t channel;  // the lane's first
+  int64_t begin, end;  // rows of the sequence
+
+  __device__ __forceinline__ const Io* input(int64_t t) const {
+    return static_cast<const Io*>(part.in.x) + row.span.batch * part.in.x_batch + (row.span.begin + t) * part.in.x_row + channel;
+  }
+  __device__ __forceinline__ Io* output(int64_t t) const {
+    const int64_t to = conv_out_row(p, row.span.begin + t);
+    return to < 0 ? nullptr : static_cast<Io*>(part.out) + row.span.batch * part.out_batch + to * part.out_row + channel;
+  }
+
+  __device__ __forceinline__ void zero() const {
+    ConvVector<C> nothing;
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) conv_from_fp32(0.0f, nothing.element[c]);
+    for (int64_t t = begin; t < end; ++t) {
+      if (Io* to = output(t)) nothing.store(to);
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int32_t width = C::kVectors ? kWidth : p.width;
+    float w[kChannels][kWidth], past[kWidth - 1][kChannels];
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      const float* taps = part.in.weight + static_cast<int64_t>(channel + c) * width;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) w[c][j] = j < width ? taps[j] : 0.0f;
+    }
+    // past[i] = stream[begin + i]
+#pragma unroll
+    for (int i = 0; i < kWidth - 1; ++i) {
+      if (i >= width - 1) break;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        const StreamElement e = stream_at(part.in, row, p.rule, p.io, width, channel + c, begin + i);
+        past[i][c] = element_value(e.bits, e.dtype);
+      }
+    }
+    // A ring of the next rows: each is asked for as soon as its place is free.
+    ConvVector<C> ring[kRows];
+    const Io* ahead = input(begin);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r, ahead += part.in.x_row) {
+      if (begin + r < end) ring[r].load(ahead);
+    }
+    auto left = static_cast<int32_t>(end - begin);
+    for (int64_t t = begin; left > 0; t += kRows, left -= kRows) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r, ahead += part.in.x_row) {
+        if (r >= left) break;
+        ConvVector<C> y = ring[r];
+        if (r + kRows < left) ring[r].load(ahead);
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) conv_from_fp32(advance(w[c], past, c, conv_to_fp32(y.element[c]), width), y.element[c]);
+        if (Io* to = output(t + r)) y.store(to);
+      }
+    }
+  }
+
+  // One output of channel c; the past moves on by x.
+  __device__ __forceinline__ float advance(const float (&w)[kWidth], float (&past)[kWidth - 1][kChannels], int c, float x,
+                                           int32_t width) const {
+    float sum = __fmul_rn(w[0], past[0][c]);
+    if constexpr (C::kVectors) {
+#pragma unroll
+      for (int j = 1; j < kWidth - 1; ++j) sum = __fmaf_rn(w[j], past[j][c], sum);
+      sum = __fmaf_rn(w[kWidth - 1], x, sum);
+    } else {
+#pragma unroll
+      for (int j = 1; j < kWidth; ++j) {
+        if (j < width - 1) sum = __fmaf_rn(w[j], past[j][c], sum);
+        if (j == width - 1) sum = __fmaf_rn(w[j], x, sum);
+      }
+    }
+    if (part.in.bias != nullptr) sum = __fadd_rn(sum, __ldg(part.in.bias + channel + c));
+#pragma unroll
+    for (int j = 0; j + 1 < kWidth - 1; ++j) {
+      if (C::kVectors || j + 1 < width - 1) past[j][c] = past[j + 1][c];
+    }
+    if constexpr (C::kVectors) {
+      past[kWidth - 2][c] = x;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth - 1; ++j) {
+        if (j == width - 2) past[j][c] = x;
+      }
+    }
+    return p.activation ? silu(sum) : sum;
+  }
+
+  __device__ __forceinline__ void windows(int64_t n) const {
+    for (int c = 0; c < kChannels; ++c) {
+      for (int k = 0; k < p.checkpoints; ++k) {
+        const int64_t offset = p.checkpoint_offsets.at(n, k), slot = p.checkpoint_slots.at(n, k);
+        if (offset <= 0 || offset > row.span.length) continue;
+        if (!slot_is_live(slot, p.rule.slots.count, p.rule.slots.null_slot)) continue;
+        copy_stream(part.in, row, p.rule, p.io, p.width, channel + c, offset, slot, 0, p.width - 1);
+      }
+      if (p.has_pool) store_window(part.in, row, p.rule, p.io, p.width, channel + c);
+    }
+  }
+};
+
+// One tile by one lane. The first of a sequence sees to the windows.
+template <class C>
+__device__ __forceinline__ void convolve_tile(const ConvParams& p, const ConvPart& part, const ConvTile& tile,
+                                              int32_t channel) {
+  const ConvRow row = conv_row(p.rule, p.records, p.has_pool != 0, p.sequences, tile.n);
+  const int64_t begin = tile.index * p.tile_rows;
+  const ConvWarp<C> work{p, part, row, channel, begin, min(row.span.length, begin + p.tile_rows)};
+  if (!row.active) return work.zero();
+  if (begin < work.end) work.run();
+  if (tile.index == 0) work.windows(tile.n);
+}
+
+template <class C>
+__global__ void __launch_bounds__(128, 4) conv_prefill_kernel(const __grid_constant__ ConvParams p) {
+  touch_parameters(p);
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  int32_t group = static_cast<int32_t>(blockIdx.x) * 4 + warp;
+  const bool mine = group < p.groups;
+  int part = 0;
+  while (part + 1 < p.parts && group >= p.part[part].groups) group -= p.part[part++].groups;
+  const ConvPart& where = p.part[part];
+  const int32_t channel = (group * 32 + lane) * C::kChannels;
+  wait_for_previous_grid();
+  const int64_t tiles = static_cast<int64_t>(gridDim.y) * gridDim.z;
+  for (int64_t t = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;; t += tiles) {
+    const ConvTile tile = find_tile(p, t);
+    if (tile.n < 0) return;
+    if (mine && channel < where.channels) convolve_tile<C>(p, where, tile, channel);
+    if (p.sequences.count == 1) return;  // the grid has all of its tiles; the whole block leaves, as find_tile() wants
+  }
+}
+
+}  // namespace kda::cuda

@@ -1,0 +1,20 @@
+// The built kernels of decode, verify and commit.
+#pragma once
+
+#include "cuda/kernels/common/kernel_info.h"
+#include "cuda/kernels/decode/params.h"
+
+namespace kda::cuda {
+
+enum class Flow : int32_t { kColumns, kRecords, kCommit };
+
+KernelInfo decode_kernel_info(Dtype pool, Shape shape, Flow flow);
+KernelInfo set_counts_kernel_info();   // DecodeParams: after verify_record, one thread a sequence
+KernelInfo end_commit_kernel_info();   // CommitParams: after commit, one block a sequence
+
+// Per pool dtype, each in a file of its own.
+KernelInfo decode_kernel_fp32(Shape shape, Flow flow);
+KernelInfo decode_kernel_bf16(Shape shape, Flow flow);
+KernelInfo decode_kernel_fp16(Shape shape, Flow flow);
+
+}  // namespace kda::cuda
