@@ -113,6 +113,8 @@ typedef KDA_ENUM(kda_operator) {
   KDA_OP_SEGMENT_SUMMARY = 9,
   KDA_OP_SEGMENT_MERGE = 10
 } kda_operator;
+/* "prefill" etc.; static storage; "unknown" for any other number. */
+KDA_API const char* kda_operator_name(kda_operator op);
 
 /* Frees a plan; no run of it may be in flight. */
 KDA_API void kda_plan_destroy(kda_plan* plan);

@@ -55,6 +55,7 @@ kda_status kda_plan_workspace_section(const kda_plan* plan, size_t i, const char
   });
 }
 
+const char* kda_operator_name(kda_operator op) { return kda::operator_name(op); }
 kda_operator kda_plan_operator(const kda_plan* plan) { return plan ? plan->op : kda_operator{}; }
 const char* kda_plan_backend(const kda_plan* plan) { return plan ? plan->backend.c_str() : ""; }
 const char* kda_plan_isa(const kda_plan* plan) { return plan ? plan->isa.c_str() : ""; }

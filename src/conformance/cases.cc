@@ -55,22 +55,6 @@ const Measure* Report::worst() const {
   return worst;
 }
 
-const char* operator_name(kda_operator op) {
-  switch (op) {
-    case KDA_OP_PREFILL: return "prefill";
-    case KDA_OP_DECODE: return "decode";
-    case KDA_OP_COMMIT: return "commit";
-    case KDA_OP_DECODE_STEP: return "decode_step";
-    case KDA_OP_CONV: return "conv";
-    case KDA_OP_GATED_NORM: return "gated_norm";
-    case KDA_OP_STATE_COPY: return "state_copy";
-    case KDA_OP_METADATA: return "metadata";
-    case KDA_OP_SEGMENT_SUMMARY: return "segment_summary";
-    case KDA_OP_SEGMENT_MERGE: return "segment_merge";
-  }
-  return "unknown";
-}
-
 std::vector<Case> all_cases() {
   std::vector<Case> all;
   for (const auto& make :

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "conformance/attention.h"
 #include "conformance/compare.h"
+#include "conformance/covering.h"
 #include "conformance/tensor.h"
 
 namespace kda::conformance {
@@ -74,7 +76,19 @@ struct Case {
   std::function<void(const Setting&, Report&)> run;
 };
 
-const char* operator_name(kda_operator op);
+// The cases of a table: every pair of values of two axes in some case; `choice_of` turns value numbers into what
+// `run` takes. Every `quick`-th case is part of `kda check --quick`.
+template <class ChoiceOf, class Run>
+std::vector<Case> covering_cases(kda_operator op, const std::vector<Axis>& axes, const Allowed& allowed,
+                                 ChoiceOf choice_of, Run run, size_t quick = 8) {
+  std::vector<Case> cases;
+  for (const std::vector<int>& row : covering_pairs(sizes_of(axes), allowed)) {
+    cases.push_back(
+        {op, case_name(kda_operator_name(op), axes, row), cases.size() % quick == 0,
+         [choice = choice_of(row), run](const Setting& setting, Report& report) { run(choice, setting, report); }});
+  }
+  return cases;
+}
 
 std::vector<Case> distribution_cases();  // D1..D11 (N-10), prefill
 std::vector<Case> prefill_cases();

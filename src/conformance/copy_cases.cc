@@ -164,16 +164,6 @@ void run(const Choice& c, const Setting& setting, Report& report) {
 
 }  // namespace
 
-std::vector<Case> state_copy_cases() {
-  const std::vector<Axis> list = axes();
-  const auto table = covering_pairs(sizes_of(list), allowed);
-  std::vector<Case> cases;
-  for (size_t i = 0; i < table.size(); ++i) {
-    const Choice choice = choice_of(table[i]);
-    cases.push_back({KDA_OP_STATE_COPY, case_name("state_copy", list, table[i]), i % 4 == 0,
-                     [choice](const Setting& setting, Report& report) { run(choice, setting, report); }});
-  }
-  return cases;
-}
+std::vector<Case> state_copy_cases() { return covering_cases(KDA_OP_STATE_COPY, axes(), allowed, choice_of, run, 4); }
 
 }  // namespace kda::conformance

@@ -225,16 +225,6 @@ void run(const Choice& c, const Setting& setting, Report& report) {
 
 }  // namespace
 
-std::vector<Case> metadata_cases() {
-  const std::vector<Axis> list = axes();
-  const auto table = covering_pairs(sizes_of(list));
-  std::vector<Case> cases;
-  for (size_t i = 0; i < table.size(); ++i) {
-    const Choice choice = choice_of(table[i]);
-    cases.push_back({KDA_OP_METADATA, case_name("metadata", list, table[i]), i % 4 == 0,
-                     [choice](const Setting& setting, Report& report) { run(choice, setting, report); }});
-  }
-  return cases;
-}
+std::vector<Case> metadata_cases() { return covering_cases(KDA_OP_METADATA, axes(), nullptr, choice_of, run, 4); }
 
 }  // namespace kda::conformance

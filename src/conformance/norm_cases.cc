@@ -84,29 +84,22 @@ void run(const Choice& c, const Setting& setting, Report& report) {
   check_out(report, "out", rows, Tensor(), before, first, oracle, limits(c.io).out);
 }
 
+Choice choice_of(const std::vector<int>& r) {
+  const auto at = [&](const std::vector<Value>& values, size_t axis) {
+    return values[static_cast<size_t>(r[axis])].value;
+  };
+  return {static_cast<int64_t>(at(kTokens, 0)),
+          static_cast<int64_t>(at(kHeads, 1)),
+          static_cast<int64_t>(at(kDims, 2)),
+          at(kEps, 3),
+          at(kLevels, 4),
+          kIo[r[5]],
+          false,
+          r[6] == 1};
+}
+
 }  // namespace
 
-std::vector<Case> gated_norm_cases() {
-  const std::vector<Axis> list = axes();
-  const auto table = covering_pairs(sizes_of(list), allowed);
-  std::vector<Case> cases;
-  for (size_t i = 0; i < table.size(); ++i) {
-    const std::vector<int>& r = table[i];
-    const auto at = [&](const std::vector<Value>& values, size_t axis) {
-      return values[static_cast<size_t>(r[axis])].value;
-    };
-    const Choice choice{static_cast<int64_t>(at(kTokens, 0)),
-                        static_cast<int64_t>(at(kHeads, 1)),
-                        static_cast<int64_t>(at(kDims, 2)),
-                        at(kEps, 3),
-                        at(kLevels, 4),
-                        kIo[r[5]],
-                        false,
-                        r[6] == 1};
-    cases.push_back({KDA_OP_GATED_NORM, case_name("gated_norm", list, r), i % 4 == 0,
-                     [choice](const Setting& setting, Report& report) { run(choice, setting, report); }});
-  }
-  return cases;
-}
+std::vector<Case> gated_norm_cases() { return covering_cases(KDA_OP_GATED_NORM, axes(), allowed, choice_of, run, 4); }
 
 }  // namespace kda::conformance

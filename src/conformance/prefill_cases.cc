@@ -304,16 +304,6 @@ void run(const Choice& c, const Setting& setting, Report& report) {
 
 }  // namespace
 
-std::vector<Case> prefill_cases() {
-  const std::vector<Axis> list = axes();
-  const auto table = covering_pairs(sizes_of(list), allowed);
-  std::vector<Case> cases;
-  for (size_t i = 0; i < table.size(); ++i) {
-    const Choice choice = choice_of(table[i]);
-    cases.push_back({KDA_OP_PREFILL, case_name("prefill", list, table[i]), i % 8 == 0,
-                     [choice](const Setting& setting, Report& report) { run(choice, setting, report); }});
-  }
-  return cases;
-}
+std::vector<Case> prefill_cases() { return covering_cases(KDA_OP_PREFILL, axes(), allowed, choice_of, run); }
 
 }  // namespace kda::conformance

@@ -54,20 +54,6 @@ double decode_fp16(uint16_t h) {
 
 }  // namespace
 
-size_t element_size(kda_dtype dtype) {
-  switch (dtype) {
-    case KDA_FP64:
-    case KDA_INT64: return 8;
-    case KDA_FP32:
-    case KDA_INT32: return 4;
-    case KDA_BF16:
-    case KDA_FP16:
-    case KDA_INT16: return 2;
-    case KDA_DTYPE_NONE: return 0;
-    default: return 1;
-  }
-}
-
 double round_to(kda_dtype dtype, double x) {
   switch (dtype) {
     case KDA_FP32: return static_cast<double>(static_cast<float>(x));

@@ -10,8 +10,6 @@
 
 namespace kda::conformance {
 
-size_t element_size(kda_dtype dtype);
-
 // x rounded once to the type's value set, to nearest even, without saturation (spec G-2).
 double round_to(kda_dtype dtype, double x);
 

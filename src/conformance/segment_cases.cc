@@ -149,21 +149,13 @@ void run_merge(const Choice& c, const Setting& setting, Report& report) {
   compare("final_state", first.final_state, oracle.final_state);
 }
 
-std::vector<Case> table(kda_operator op, const char* name, void (*run)(const Choice&, const Setting&, Report&)) {
-  const std::vector<Axis> list = axes();
-  const auto rows = covering_pairs(sizes_of(list), allowed);
-  std::vector<Case> cases;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const Choice choice = choice_of(rows[i]);
-    cases.push_back({op, case_name(name, list, rows[i]), i % 8 == 0,
-                     [choice, run](const Setting& setting, Report& report) { run(choice, setting, report); }});
-  }
-  return cases;
-}
-
 }  // namespace
 
-std::vector<Case> segment_summary_cases() { return table(KDA_OP_SEGMENT_SUMMARY, "segment_summary", run_summary); }
-std::vector<Case> segment_merge_cases() { return table(KDA_OP_SEGMENT_MERGE, "segment_merge", run_merge); }
+std::vector<Case> segment_summary_cases() {
+  return covering_cases(KDA_OP_SEGMENT_SUMMARY, axes(), allowed, choice_of, run_summary);
+}
+std::vector<Case> segment_merge_cases() {
+  return covering_cases(KDA_OP_SEGMENT_MERGE, axes(), allowed, choice_of, run_merge);
+}
 
 }  // namespace kda::conformance

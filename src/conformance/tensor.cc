@@ -1,5 +1,7 @@
 #include "conformance/tensor.h"
 
+#include <kda/kda.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -36,7 +38,7 @@ int64_t count(const kda_tensor& t) {
 template <class F>
 void for_each_element(const kda_tensor& t, const F& f) {
   const int64_t total = count(t), inner = t.rank > 0 ? t.shape[t.rank - 1] : 1;
-  const auto size = static_cast<int64_t>(element_size(t.dtype));
+  const auto size = static_cast<int64_t>(kda_dtype_size(t.dtype));
   const int64_t step = t.rank > 0 ? t.strides[t.rank - 1] * size : 0;
   for (int64_t i = 0; i < total; i += inner) {
     char* p = element(t, i);
@@ -82,12 +84,12 @@ Shape dense_strides(const Shape& shape) {
 }
 
 char* element(const kda_tensor& t, int64_t flat) {
-  return static_cast<char*>(t.data) + element_offset(t, flat) * static_cast<int64_t>(element_size(t.dtype));
+  return static_cast<char*>(t.data) + element_offset(t, flat) * static_cast<int64_t>(kda_dtype_size(t.dtype));
 }
 
 kda_tensor narrow(kda_tensor t, int dim, int64_t begin, int64_t length) {
   if (dim >= t.rank || begin < 0 || begin + length > t.shape[dim]) die("narrow out of range");
-  t.data = static_cast<char*>(t.data) + begin * t.strides[dim] * static_cast<int64_t>(element_size(t.dtype));
+  t.data = static_cast<char*>(t.data) + begin * t.strides[dim] * static_cast<int64_t>(kda_dtype_size(t.dtype));
   t.shape[dim] = length;
   return t;
 }
@@ -131,7 +133,7 @@ void fill(const kda_tensor& t, double x) {
 
 std::string first_difference(const kda_tensor& a, const kda_tensor& b) {
   if (a.dtype != b.dtype || count(a) != count(b)) return "dtypes or element counts differ";
-  const size_t size = element_size(a.dtype);
+  const size_t size = kda_dtype_size(a.dtype);
   for (int64_t i = 0; i < count(a); ++i) {
     const char *p = element(a, i), *q = element(b, i);
     if (std::memcmp(p, q, size) == 0) continue;
@@ -149,7 +151,7 @@ Tensor::Tensor(kda_dtype dtype, Shape shape, Shape strides, int64_t offset)
       shape_(std::move(shape)),
       strides_(strides.empty() ? dense_strides(shape_) : std::move(strides)) {
   if (strides_.size() != shape_.size() || shape_.size() > KDA_MAX_RANK) die("rank");
-  const auto size = static_cast<int64_t>(element_size(dtype));
+  const auto size = static_cast<int64_t>(kda_dtype_size(dtype));
   int64_t reach = product(shape_) > 0 ? 1 : 0;
   for (size_t d = 0; d < shape_.size() && reach > 0; ++d) reach += (shape_[d] - 1) * strides_[d];
   bytes_.assign(static_cast<size_t>(kGuard + (offset + reach) * size + kGuard), kPattern);
@@ -221,7 +223,7 @@ Tensor Tensor::copy(kda_dtype dtype, Shape strides, int64_t offset) const {
 
 // Marks the bytes of a view's elements; `first` is the place of its first element in the backing memory.
 static void mark_elements(std::vector<bool>& marks, const kda_tensor& t, int64_t first) {
-  const auto size = static_cast<int64_t>(element_size(t.dtype));
+  const auto size = static_cast<int64_t>(kda_dtype_size(t.dtype));
   for_each_element(t, [&](const char* p, int64_t) {
     const int64_t at = first + (p - static_cast<char*>(t.data));
     for (int64_t b = 0; b < size; ++b) marks[static_cast<size_t>(at + b)] = true;
@@ -247,7 +249,7 @@ std::string Snapshot::changes_outside(const Tensor& now, const std::vector<int64
     const int64_t first = static_cast<unsigned char*>(s.data) - now.bytes().data();
     mark_elements(allowed, s, first);
   }
-  const auto size = static_cast<int64_t>(element_size(now.dtype()));
+  const auto size = static_cast<int64_t>(kda_dtype_size(now.dtype()));
   for (size_t i = 0; i < bytes_.size(); ++i) {
     if (allowed[i] || bytes_[i] == now.bytes()[i]) continue;
     const int64_t at = (static_cast<int64_t>(i) - now.first_byte()) / size;
@@ -260,7 +262,7 @@ std::string Snapshot::changes_outside(const Tensor& now, const std::vector<int64
 
 std::string Snapshot::slot_changes(const Tensor& now, int64_t slot) const {
   const kda_tensor s = select(now.view(), 0, slot);
-  const size_t size = element_size(s.dtype);
+  const size_t size = kda_dtype_size(s.dtype);
   for (int64_t i = 0; i < count(s); ++i) {
     const auto at = static_cast<size_t>(reinterpret_cast<unsigned char*>(element(s, i)) - now.bytes().data());
     if (std::memcmp(&bytes_[at], &now.bytes()[at], size) != 0) {

@@ -310,4 +310,11 @@ Status check_attention_tokens(const kda_attention_spec& a, const TokenShape& sha
   return check_token_tensor("beta", beta, shape, {a.beta_dtype}, {a.num_value_heads}, 0);
 }
 
+void visit_sequences(const kda_sequences& s, const TensorVisitor& visit) {
+  visit("cu_seqlens", s.cu_seqlens, false);
+  visit("begin", s.begin, false);
+  visit("length", s.length, false);
+  visit("num_active", s.num_active, false);
+}
+
 }  // namespace kda

@@ -84,4 +84,17 @@ Status check_slot_values(const char* name, const kda_tensor& slots, int64_t acti
 Status check_gate_values(const kda_attention_spec& a, const kda_sequences& s, const kda_tensor& gate);
 Status check_row_values(const kda_tensor& out_rows, int64_t rows);
 
+// Tensors that operators share, for their visit_tensors.
+void visit_sequences(const kda_sequences& s, const TensorVisitor& visit);
+template <class Args>
+void visit_inputs(const Args& args, const TensorVisitor& visit) {
+  visit("k", args.k, false);
+  visit("v", args.v, false);
+  visit("gate", args.gate, false);
+  visit("beta", args.beta, false);
+  visit("A_log", args.A_log, false);
+  visit("dt_bias", args.dt_bias, false);
+  visit_sequences(args.sequences, visit);
+}
+
 }  // namespace kda

@@ -102,10 +102,7 @@ void Conv::visit_tensors(const kda_conv_args& args, const TensorVisitor& visit) 
     visit(kNames[1][i], args.state[i], true);
     visit(kNames[2][i], args.out[i], true);
   }
-  visit("cu_seqlens", args.sequences.cu_seqlens, false);
-  visit("begin", args.sequences.begin, false);
-  visit("length", args.sequences.length, false);
-  visit("num_active", args.sequences.num_active, false);
+  visit_sequences(args.sequences, visit);
   visit("slots", args.slots, false);
   visit("write_slots", args.write_slots, false);
   visit("has_initial_state", args.has_initial_state, false);

@@ -73,16 +73,7 @@ Status check_decode_values(const kda_decode_desc& d, const kda_decode_args& args
 
 void visit_decode(const kda_decode_args& args, const TensorVisitor& visit) {
   visit("q", args.q, false);
-  visit("k", args.k, false);
-  visit("v", args.v, false);
-  visit("gate", args.gate, false);
-  visit("beta", args.beta, false);
-  visit("A_log", args.A_log, false);
-  visit("dt_bias", args.dt_bias, false);
-  visit("cu_seqlens", args.sequences.cu_seqlens, false);
-  visit("begin", args.sequences.begin, false);
-  visit("length", args.sequences.length, false);
-  visit("num_active", args.sequences.num_active, false);
+  visit_inputs(args, visit);
   visit("state", args.state, true);
   visit("slots", args.slots, false);
   visit("write_slots", args.write_slots, false);

@@ -4,7 +4,6 @@
 #include "conformance/rounding.h"
 
 namespace kda::test {
-using conformance::element_size;
 using conformance::load;
 using conformance::round_to;
 using conformance::rounded;

@@ -54,7 +54,7 @@ std::vector<Case> chosen_cases(const Options& o, CheckResults& results) {
   const auto unwanted = [&](const Case& c) {
     const auto& ops = o.operators;
     return (o.quick && !c.quick) || (!o.filter.empty() && c.name.find(o.filter) == std::string::npos) ||
-           (!ops.empty() && std::find(ops.begin(), ops.end(), conformance::operator_name(c.op)) == ops.end());
+           (!ops.empty() && std::find(ops.begin(), ops.end(), kda_operator_name(c.op)) == ops.end());
   };
   all.erase(std::remove_if(all.begin(), all.end(), unwanted), all.end());
   if (all.empty()) throw UsageError("no case was chosen");
@@ -108,7 +108,7 @@ std::function<int()> add_check(CLI::App& app) {
   verb->add_option("--backend", o->backend, "auto, portable, fused or reference");
   std::vector<std::string> names;
   for (int op = KDA_OP_PREFILL; op <= KDA_OP_SEGMENT_MERGE; ++op) {
-    names.push_back(conformance::operator_name(static_cast<kda_operator>(op)));
+    names.push_back(kda_operator_name(static_cast<kda_operator>(op)));
   }
   verb->add_option("--operator", o->operators, "Only these operators (repeatable)")->check(CLI::IsMember(names));
   verb->add_option("--filter", o->filter, "Only cases whose name contains TEXT")->type_name("TEXT");

@@ -69,7 +69,7 @@ Json json_of(const Measure& m) {
 }
 
 Json json_of(const CheckedCase& c, bool ok) {
-  Json j = {{"operator", conformance::operator_name(c.op)}, {"name", c.name}, {"ok", ok}, {"seconds", c.seconds}};
+  Json j = {{"operator", kda_operator_name(c.op)}, {"name", c.name}, {"ok", ok}, {"seconds", c.seconds}};
   if (c.report.declined()) {
     j["declined"] = c.report.refusal();
     return j;
@@ -114,7 +114,7 @@ void print_table(const CheckResults& results) {
       worst = fmt::format("{:.0f} %: {} {:.2e} of {:.1e}, {}", 100 * s.worst->share(), s.worst->what,
                           s.worst->error.total, s.worst->limit, place(s.worst->error.head_at));
     }
-    fmt::print("{:<16} {:>5} {:>6} {:>8} {:>7.1f}  {:<20} {}\n", conformance::operator_name(op), s.cases, s.failed,
+    fmt::print("{:<16} {:>5} {:>6} {:>8} {:>7.1f}  {:<20} {}\n", kda_operator_name(op), s.cases, s.failed,
                s.declined, s.seconds, fmt::format("{}", fmt::join(s.ran, " ")), worst);
     if (s.worst_case != nullptr) fmt::print("{:<16} {}\n", "", s.worst_case->name);
   }

@@ -16,7 +16,7 @@ int64_t part_channels(const StepShape& s, int part) {
 }
 
 std::string raw(const kda_tensor& t) {
-  const auto size = element_size(t.dtype);
+  const auto size = kda_dtype_size(t.dtype);
   std::string bytes;
   for (int64_t i = 0, n = product(Shape(t.shape, t.shape + t.rank)); i < n; ++i) {
     bytes.append(element(t, i), size);

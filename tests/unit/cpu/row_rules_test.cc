@@ -17,7 +17,7 @@ double limit(kda_dtype io) { return io == KDA_FP32 ? 1e-5 : 1.8e-3; }
 std::string disagreement(const Tensor& got, const Tensor& want, const Tensor& before, double tolerance) {
   if (!got.guard_report().empty()) return got.guard_report();
   std::vector<double> x, y;
-  const auto size = static_cast<size_t>(element_size(got.dtype()));
+  const auto size = static_cast<size_t>(kda_dtype_size(got.dtype()));
   const auto a = got.values(), b = want.values();
   for (int64_t i = 0; i < got.size(); ++i) {
     const auto bytes = [&](const Tensor& t) { return std::string(element(t.view(), i), size); };
