@@ -86,7 +86,7 @@ Mirror::Mirror(DeviceMemory& memory, const std::vector<kda_tensor*>& tensors, si
       (reach < 0 ? low : high) += reach;
     }
     const auto base = reinterpret_cast<uintptr_t>(t->data);
-    const auto size = static_cast<int64_t>(element_size(t->dtype));
+    const auto size = static_cast<int64_t>(kda_dtype_size(t->dtype));
     if (empty) ranges_.push_back({base, base + 1});
     else ranges_.push_back({base + static_cast<uintptr_t>(low * size), base + static_cast<uintptr_t>((high + 1) * size)});
   }
