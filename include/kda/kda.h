@@ -5,6 +5,7 @@
 #include <kda/context.h>
 #include <kda/conv.h>
 #include <kda/decode.h>
+#include <kda/device.h>
 #include <kda/metadata.h>
 #include <kda/prefill.h>
 #include <kda/state_copy.h>

@@ -46,8 +46,7 @@ typedef struct kda_state_pool_desc {
 KDA_API void kda_state_pool_desc_init(kda_state_pool_desc* desc);
 /* Bytes of all pages, and of one (the stride between pages). Either pointer may be NULL. */
 KDA_API kda_status kda_state_pool_size(const kda_state_pool_desc* desc, size_t* bytes, size_t* page_bytes);
-/* Makes a pool on the context's device. All pages are free. OUT_OF_MEMORY if there is none; UNSUPPORTED for
- * memory of its own on a device whose backend is not in this build. */
+/* Makes a pool on the context's device. All pages are free. OUT_OF_MEMORY if there is none. */
 KDA_API kda_status kda_state_pool_create(kda_context* context, const kda_state_pool_desc* desc, kda_state_pool** out);
 KDA_API void kda_state_pool_destroy(kda_state_pool* pool);
 
@@ -73,7 +72,10 @@ KDA_API int64_t kda_state_pool_available(const kda_state_pool* pool);
 KDA_API kda_status kda_state_pool_set_position(kda_state_pool* pool, int64_t page, int64_t position);
 KDA_API kda_status kda_state_pool_position(const kda_state_pool* pool, int64_t page, int64_t* position);
 
-/* ---- Copies of a request (CPU pools) ------------------------------------------------------------- */
+/* ---- Copies of a request ------------------------------------------------------------------------- */
+
+/* On a device the copies run on a stream of the pool's own and are done when the call returns; payloads lie in
+ * host memory. Not while a run that writes the same pages is in flight, and not while serving is timed. */
 
 /* Where a request's accepted state lies: pages[0..width) are its state columns, `accepted` (1..width) the
  * count of its last step (spec V-2). The state is in pages[accepted-1], the window in pages[0] from column
@@ -87,7 +89,7 @@ typedef struct kda_state_columns {
 /* Copies what was accepted (spec V-11) to `destination`, which then holds the state, the window in columns
  * 0..W-2 and the position of pages[0]; its user starts with accepted = 1. `destination` may be one of the
  * request's own pages. Columns beyond W-2 are unspecified. INVALID_ARGUMENT for pages that are not allocated
- * or `accepted` outside 1..width. UNSUPPORTED for a pool whose memory the host cannot reach. */
+ * or `accepted` outside 1..width. */
 KDA_API kda_status kda_state_pool_fold(kda_state_pool* pool, const kda_state_columns* from, int64_t destination);
 
 /* Bytes of the payload that export writes; the same for every page of the pool. */

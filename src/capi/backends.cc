@@ -59,6 +59,6 @@ MetadataRegistry& metadata_registry() {
 Result<int32_t> cuda_device_count() { return cuda::device_count(); }
 Result<DeviceFacts> cuda_device_facts(int32_t index) { return cuda::device_facts(index); }
 Result<DeviceFacts> cuda_open_device(int32_t index) { return cuda::open_device(index); }
-const DeviceReader* cuda_device_reader() { return cuda::device_reader(); }
+const DeviceRuntime& cuda_device_runtime(int32_t index) { return cuda::device_runtime(index); }
 
 }  // namespace kda::capi

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/backend.h"
+#include "core/device_runtime.h"
 #include "core/metadata_registry.h"
 
 namespace kda::capi {
@@ -14,6 +15,6 @@ MetadataRegistry& metadata_registry();
 Result<int32_t> cuda_device_count();
 Result<DeviceFacts> cuda_device_facts(int32_t index);
 Result<DeviceFacts> cuda_open_device(int32_t index);
-const DeviceReader* cuda_device_reader();
+const DeviceRuntime& cuda_device_runtime(int32_t index);  // of a device that has been opened
 
 }  // namespace kda::capi

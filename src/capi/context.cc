@@ -6,6 +6,7 @@
 #include "base/tensor.h"
 #include "capi/backends.h"
 #include "capi/guard.h"
+#include "core/device_runtime.h"
 #include "core/plan.h"
 #include "cpu/isa.h"
 
@@ -19,6 +20,7 @@ Status fill_cpu(const kda_context_options& options, kda_context& context) {
   auto isa = kda::cpu::choose_isa();
   if (!isa.ok()) return isa.status();
   context.isa = kda::cpu::isa_name(isa.value());
+  context.runtime = &kda::host_runtime();
   if (options.parallel_for != nullptr) {
     const int32_t threads = options.num_threads > 0 ? options.num_threads : kda::cpu::default_num_threads();
     context.parallel = {options.parallel_for, options.parallel_user, threads};
@@ -33,7 +35,7 @@ Status fill_cuda(const kda_context_options& options, kda_context& context) {
   auto facts = kda::capi::cuda_open_device(options.device.index);
   if (!facts.ok()) return facts.status();
   context.facts = facts.value();
-  context.reader = kda::capi::cuda_device_reader();
+  context.runtime = &kda::capi::cuda_device_runtime(options.device.index);
   context.isa = kda::str_cat("sm_", context.facts.major, context.facts.minor);
   return {};
 }

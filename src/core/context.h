@@ -11,7 +11,7 @@
 namespace kda {
 
 struct Backends;
-class DeviceReader;
+class DeviceRuntime;
 
 // The caller's or the built-in parallel-for. `run` calls body(i) for i in [0, n), n <= num_threads, and
 // returns when all are done. Which thread runs which i must not change any result (spec N-12).
@@ -46,7 +46,7 @@ struct Context {
   Parallel parallel;
   std::string isa;          // "avx512"; the CPU candidates pick their kernel table by it
   DeviceFacts facts;        // of a device other than the CPU
-  const DeviceReader* reader = nullptr;  // of its memory, for checked mode
+  const DeviceRuntime* runtime = nullptr;  // of its memory and streams
   const Backends* backends = nullptr;
   bool allow_late_plans = false;
   bool allow_observers = false;

@@ -8,21 +8,15 @@
 
 #include "base/tensor.h"
 #include "core/context.h"
+#include "core/device_runtime.h"
 #include "core/operators.h"
 
 namespace kda {
 
-// Copies device memory to the host in stream order and waits for it. FAILED_PRECONDITION while `stream` is captured.
-class DeviceReader {
- public:
-  virtual ~DeviceReader() = default;
-  virtual Status read(void* host, const void* device, size_t bytes, void* stream) const = 0;
-};
-
 // Host copies of device tensors, kept until the check is done.
 class HostCopies {
  public:
-  HostCopies(const DeviceReader& reader, void* stream) : reader_(reader), stream_(stream) {}
+  HostCopies(const DeviceRuntime& runtime, void* stream) : runtime_(runtime), stream_(stream) {}
   // Points `t` at a copy of its elements.
   void take(kda_tensor& t) {
     const ByteRange range = byte_range(t);
@@ -30,14 +24,14 @@ class HostCopies {
     const size_t bytes = range.last - range.first;
     copies_.push_back(std::make_unique<char[]>(bytes));
     char* copy = copies_.back().get();
-    status_ = reader_.read(copy, reinterpret_cast<const void*>(range.first), bytes, stream_);
+    status_ = runtime_.read(copy, reinterpret_cast<const void*>(range.first), bytes, stream_);
     t.data = copy + (reinterpret_cast<uintptr_t>(t.data) - range.first);
     t.device = {KDA_CPU, 0};
   }
   const Status& status() const { return status_; }
 
  private:
-  const DeviceReader& reader_;
+  const DeviceRuntime& runtime_;
   void* stream_;
   Status status_;
   std::vector<std::unique_ptr<char[]>> copies_;
@@ -47,8 +41,8 @@ class HostCopies {
 template <class Op>
 Status check_values(const Context& context, const typename Op::Desc& desc, typename Op::Args args, void* stream) {
   if (context.device.type == KDA_CPU) return Op::check_values(desc, args);
-  if (context.reader == nullptr) return internal_error("checked mode: the device's memory cannot be read");
-  HostCopies copies(*context.reader, stream);
+  if (context.runtime == nullptr) return internal_error("checked mode: the device's memory cannot be read");
+  HostCopies copies(*context.runtime, stream);
   Op::visit_tensors(args, [&](const char* name, const kda_tensor& t, bool) {
     const bool index = t.dtype == KDA_INT32 || t.dtype == KDA_INT64 || t.dtype == KDA_BOOL;
     // `args` is this function's own copy.

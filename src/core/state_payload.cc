@@ -86,14 +86,7 @@ Status compare(const PayloadHeader& wanted, const PayloadHeader& got) {
 
 }  // namespace
 
-Status StatePool::check_host() const {
-  if (device_.type == KDA_CPU) return {};
-  return unsupported("state pool: wanted memory that the host can reach for this copy, got device ",
-                     device_name(device_.type));
-}
-
 Status StatePool::check_columns(const kda_state_columns& from) const {
-  KDA_RETURN_IF_ERROR(check_host());
   if (from.pages == nullptr || from.width < 1 || from.accepted < 1 || from.accepted > from.width) {
     return invalid_argument("columns: wanted pages and accepted in 1..width, got accepted ", from.accepted,
                             ", width ", from.width);
@@ -106,42 +99,21 @@ Status StatePool::check_columns(const kda_state_columns& from) const {
   return {};
 }
 
-void StatePool::read_window(const char* window, int32_t offset, char* dense) const {
+Status StatePool::read_window(const char* window, int32_t offset, char* dense) const {
   const auto element = static_cast<int64_t>(dtype_size(desc_.conv_dtype));
   if (desc_.conv_layout == KDA_CONV_SD) {
-    std::memcpy(dense, window + offset * desc_.conv_channels * element, static_cast<size_t>(layout_.window_bytes));
-    return;
+    return copy(dense, window + offset * desc_.conv_channels * element, layout_.window_bytes);
   }
   const int64_t row = (desc_.conv_width - 1) * element;
-  for (int64_t c = 0; c < desc_.conv_channels; ++c) {
-    std::memcpy(dense + c * row, window + (c * desc_.conv_columns + offset) * element, static_cast<size_t>(row));
-  }
+  return runtime_.copy_rows(dense, window + offset * element,
+                            {row, desc_.conv_channels, row, desc_.conv_columns * element}, stream_);
 }
 
-void StatePool::write_window(const char* dense, char* window) const {
+Status StatePool::write_window(const char* dense, char* window) const {
+  if (desc_.conv_layout == KDA_CONV_SD) return copy(window, dense, layout_.window_bytes);
   const auto element = static_cast<int64_t>(dtype_size(desc_.conv_dtype));
-  if (desc_.conv_layout == KDA_CONV_SD) {
-    std::memcpy(window, dense, static_cast<size_t>(layout_.window_bytes));
-    return;
-  }
   const int64_t row = (desc_.conv_width - 1) * element;
-  for (int64_t c = 0; c < desc_.conv_channels; ++c) {
-    std::memcpy(window + c * desc_.conv_columns * element, dense + c * row, static_cast<size_t>(row));
-  }
-}
-
-// Source and destination may be the same window (memmove).
-void StatePool::move_window(const char* from, int32_t offset, char* to) const {
-  const auto element = static_cast<int64_t>(dtype_size(desc_.conv_dtype));
-  if (desc_.conv_layout == KDA_CONV_SD) {
-    std::memmove(to, from + offset * desc_.conv_channels * element, static_cast<size_t>(layout_.window_bytes));
-    return;
-  }
-  const auto row = static_cast<size_t>((desc_.conv_width - 1) * element);
-  for (int64_t c = 0; c < desc_.conv_channels; ++c) {
-    const int64_t first = c * desc_.conv_columns * element;
-    std::memmove(to + first, from + first + offset * element, row);
-  }
+  return runtime_.copy_rows(window, dense, {row, desc_.conv_channels, desc_.conv_columns * element, row}, stream_);
 }
 
 Status StatePool::fold(const kda_state_columns& from, int64_t destination) {
@@ -151,11 +123,14 @@ Status StatePool::fold(const kda_state_columns& from, int64_t destination) {
   const int64_t source = from.pages[offset];
   for (int32_t layer = 0; layer < desc_.num_layers; ++layer) {
     char* to = layer_of(destination, layer);
-    if (source != destination) std::memcpy(to, layer_of(source, layer), static_cast<size_t>(layout_.state_bytes));
+    if (source != destination) KDA_RETURN_IF_ERROR(copy(to, layer_of(source, layer), layout_.state_bytes));
     if (desc_.conv_channels > 0 && (from.pages[0] != destination || offset != 0)) {
-      move_window(layer_of(from.pages[0], layer) + layout_.conv_offset, offset, to + layout_.conv_offset);
+      // Both may be the same window.
+      KDA_RETURN_IF_ERROR(read_window(layer_of(from.pages[0], layer) + layout_.conv_offset, offset, window_));
+      KDA_RETURN_IF_ERROR(write_window(window_, to + layout_.conv_offset));
     }
   }
+  KDA_RETURN_IF_ERROR(runtime_.synchronize(stream_));
   positions_[static_cast<size_t>(destination)] = positions_[static_cast<size_t>(from.pages[0])];
   return {};
 }
@@ -175,16 +150,17 @@ Status StatePool::export_payload(const kda_state_columns& from, void* payload, s
   char* out = static_cast<char*>(payload) + sizeof header;
   const int32_t offset = from.accepted - 1;
   for (int32_t layer = 0; layer < desc_.num_layers; ++layer) {
-    if (desc_.conv_channels > 0) read_window(layer_of(from.pages[0], layer) + layout_.conv_offset, offset, out);
+    if (desc_.conv_channels > 0) {
+      KDA_RETURN_IF_ERROR(read_window(layer_of(from.pages[0], layer) + layout_.conv_offset, offset, out));
+    }
     out += layout_.window_bytes;
-    std::memcpy(out, layer_of(from.pages[offset], layer), static_cast<size_t>(layout_.state_bytes));
+    KDA_RETURN_IF_ERROR(copy(out, layer_of(from.pages[offset], layer), layout_.state_bytes));
     out += layout_.state_bytes;
   }
-  return {};
+  return runtime_.synchronize(stream_);
 }
 
 Status StatePool::import_payload(int64_t page, const void* payload, size_t bytes, int64_t expected_position) {
-  KDA_RETURN_IF_ERROR(check_host());
   KDA_RETURN_IF_ERROR(check_owned("page", page));
   PayloadHeader got{};
   if (payload == nullptr || bytes < sizeof got) {
@@ -202,11 +178,12 @@ Status StatePool::import_payload(int64_t page, const void* payload, size_t bytes
   const char* in = static_cast<const char*>(payload) + sizeof got;
   for (int32_t layer = 0; layer < desc_.num_layers; ++layer) {
     char* to = layer_of(page, layer);
-    if (desc_.conv_channels > 0) write_window(in, to + layout_.conv_offset);
+    if (desc_.conv_channels > 0) KDA_RETURN_IF_ERROR(write_window(in, to + layout_.conv_offset));
     in += layout_.window_bytes;
-    std::memcpy(to, in, static_cast<size_t>(layout_.state_bytes));
+    KDA_RETURN_IF_ERROR(copy(to, in, layout_.state_bytes));
     in += layout_.state_bytes;
   }
+  KDA_RETURN_IF_ERROR(runtime_.synchronize(stream_));
   positions_[static_cast<size_t>(page)] = got.position;
   return {};
 }

@@ -1,9 +1,5 @@
 #include "core/state_pool.h"
 
-#include <cstdlib>
-#include <cstring>
-#include <new>
-
 #include "base/checked.h"
 #include "base/tensor.h"
 
@@ -20,8 +16,6 @@ Status want(bool fine, const char* field, const char* wanted, int64_t got) {
 }
 
 }  // namespace
-
-void StatePool::FreeMemory::operator()(char* memory) const { std::free(memory); }
 
 Status StatePool::normalize(kda_state_pool_desc& desc) {
   if (desc.state_dtype == KDA_DTYPE_NONE) desc.state_dtype = KDA_FP32;
@@ -79,8 +73,12 @@ Result<StatePoolLayout> StatePool::layout_of(const kda_state_pool_desc& desc) {
   return layout;
 }
 
-StatePool::StatePool(const kda_state_pool_desc& desc, const StatePoolLayout& layout, kda_device device)
-    : desc_(desc), layout_(layout), device_(device) {}
+StatePool::~StatePool() {
+  // Nothing can be done about a device that refuses; what it holds goes with the process.
+  (void)runtime_.release(KDA_MEMORY_DEVICE, owned_).ok();
+  (void)runtime_.release(KDA_MEMORY_DEVICE, window_).ok();
+  (void)runtime_.destroy_stream(stream_).ok();
+}
 
 Status StatePool::take_memory() {
   const int64_t wanted = layout_.total_bytes;
@@ -95,24 +93,26 @@ Status StatePool::take_memory() {
     memory_ = static_cast<char*>(desc_.memory);
     return {};
   }
-  if (device_.type != KDA_CPU) {
-    return unsupported("state pool memory: wanted the caller's memory on device ", device_name(device_.type),
-                       ", got NULL");
-  }
-  // Never written here: a page costs real memory only once it is used.
-  const int64_t rounded = round_up(wanted, KDA_WORKSPACE_ALIGNMENT);
-  owned_.reset(static_cast<char*>(std::aligned_alloc(KDA_WORKSPACE_ALIGNMENT, static_cast<size_t>(rounded))));
-  if (!owned_) return Status(KDA_OUT_OF_MEMORY, str_cat("state pool: no memory for ", wanted, " bytes"));
-  memory_ = owned_.get();
+  // Never written here: a page of host memory costs real memory only once it is used.
+  auto memory = runtime_.allocate(KDA_MEMORY_DEVICE, static_cast<size_t>(wanted));
+  if (!memory.ok()) return Status(memory.status().code(), str_cat("state pool: ", memory.status().message()));
+  owned_ = memory.value();
+  memory_ = static_cast<char*>(owned_);
   return {};
 }
 
 Result<std::unique_ptr<StatePool>> StatePool::create(const Context& context, const kda_state_pool_desc& desc) {
   auto layout = layout_of(desc);
   if (!layout.ok()) return layout.status();
-  std::unique_ptr<StatePool> pool(new StatePool(desc, layout.value(), context.device));
+  std::unique_ptr<StatePool> pool(new StatePool(desc, layout.value(), context));
   // The pages' memory first: its refusal of an absurd size comes before lists of that size are made.
   KDA_RETURN_IF_ERROR(pool->take_memory());
+  auto window = pool->runtime_.allocate(KDA_MEMORY_DEVICE, static_cast<size_t>(layout.value().window_bytes));
+  if (!window.ok()) return window.status();
+  pool->window_ = static_cast<char*>(window.value());
+  auto stream = pool->runtime_.create_stream();
+  if (!stream.ok()) return stream.status();
+  pool->stream_ = stream.value();
   const auto pages = static_cast<size_t>(desc.pages);
   pool->positions_.assign(pages, kFree);
   pool->free_.reserve(pages);

@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "core/context.h"
+#include "core/device_runtime.h"
 #include "kda/state_pool.h"
 
 namespace kda {
@@ -28,6 +29,9 @@ class StatePool {
   static Status normalize(kda_state_pool_desc& desc);
   static Result<StatePoolLayout> layout_of(const kda_state_pool_desc& desc);
   static Result<std::unique_ptr<StatePool>> create(const Context& context, const kda_state_pool_desc& desc);
+  ~StatePool();
+  StatePool(const StatePool&) = delete;
+  StatePool& operator=(const StatePool&) = delete;
 
   kda_tensor state_view(int32_t layer) const;  // [pages, HV, V, K]
   kda_tensor conv_view(int32_t layer) const;   // SD [pages, L, channels] or DS [pages, channels, L]
@@ -46,31 +50,32 @@ class StatePool {
   Status import_payload(int64_t page, const void* payload, size_t bytes, int64_t expected_position);
 
  private:
-  StatePool(const kda_state_pool_desc& desc, const StatePoolLayout& layout, kda_device device);
+  StatePool(const kda_state_pool_desc& desc, const StatePoolLayout& layout, const Context& context)
+      : desc_(desc), layout_(layout), device_(context.device), runtime_(*context.runtime) {}
 
   // The caller's memory, or its own.
   Status take_memory();
-
-  struct FreeMemory {
-    void operator()(char* memory) const;
-  };
 
   char* layer_of(int64_t page, int32_t layer) const {
     return memory_ + page * layout_.page_bytes + layer * layout_.layer_bytes;
   }
   Status check_owned(const char* what, int64_t page) const;
   Status check_columns(const kda_state_columns& from) const;
-  Status check_host() const;
   // Copies window columns [offset, offset + W-1) to a dense [W-1, channels] or [channels, W-1] block or back.
-  void read_window(const char* window, int32_t offset, char* dense) const;
-  void write_window(const char* dense, char* window) const;
-  void move_window(const char* from, int32_t offset, char* to) const;
+  Status read_window(const char* window, int32_t offset, char* dense) const;
+  Status write_window(const char* dense, char* window) const;
+  Status copy(void* to, const void* from, int64_t bytes) const {
+    return runtime_.copy(to, from, static_cast<size_t>(bytes), stream_);
+  }
 
   kda_state_pool_desc desc_;
   StatePoolLayout layout_;
   kda_device device_;
-  std::unique_ptr<char, FreeMemory> owned_;
+  const DeviceRuntime& runtime_;
+  void* owned_ = nullptr;
   char* memory_ = nullptr;
+  char* window_ = nullptr;          // one window, on its way between overlapping places
+  void* stream_ = nullptr;          // of the copies
   std::vector<int64_t> free_;       // a stack: the page freed last is taken first, its memory is warm
   std::vector<int64_t> positions_;  // per page; kFree if nobody owns it
 };

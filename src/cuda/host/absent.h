@@ -3,7 +3,7 @@
 
 #include "core/backend.h"
 #include "core/device.h"
-#include "core/device_values.h"
+#include "core/device_runtime.h"
 #include "cuda/host/not_built.h"
 
 namespace kda::cuda {
@@ -24,7 +24,7 @@ inline Status not_built() {
       "device: wanted a device whose backend is in this build (cpu), got cuda (not_built: the library "
       "has no CUDA backend)");
 }
-inline const DeviceReader* device_reader() { return nullptr; }
+inline const DeviceRuntime& device_runtime(int32_t) { return host_runtime(); }  // never reached: no device opens
 inline Result<int32_t> device_count() { return not_built(); }
 inline Result<DeviceFacts> device_facts(int32_t) { return not_built(); }
 inline Result<DeviceFacts> open_device(int32_t) { return not_built(); }

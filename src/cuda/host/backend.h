@@ -3,15 +3,12 @@
 #pragma once
 
 #include "core/backend.h"
-#include "core/device_values.h"
 #include "cuda/host/device.h"
+#include "cuda/host/runtime.h"
 
 namespace kda::cuda {
 
 // Every operator's CUDA candidates in the order of R-8: `fused` before `portable`.
 void add_candidates(Backends& list);
-
-// Reads device memory for checked mode.
-const DeviceReader* device_reader();
 
 }  // namespace kda::cuda
