@@ -6,9 +6,10 @@
 
 namespace kda::serve {
 
-Engine::Engine(const Model& model, const EngineOptions& options, kda_state_pool* pool, PrefixCache* cache,
-               const Content& content, Executor& executor, Timeline* timeline)
-    : model_(model),
+Engine::Engine(const Device& device, const Model& model, const EngineOptions& options, kda_state_pool* pool,
+               PrefixCache* cache, const Content& content, Executor& executor, Timeline* timeline)
+    : device_(device),
+      model_(model),
       options_(options),
       pool_(pool),
       cache_(cache),
@@ -173,7 +174,7 @@ void Engine::layer_done(const Step& step, int32_t layer, const char* rows) {
   const int64_t row_bytes = model_.out_size() * static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
   for (const auto* group : {&step.recurrent, &step.chunk}) {
     for (const StepRow& row : *group) {
-      if (row.outputs == 0) continue;
+      if (row.outputs == 0 || !wants(row)) continue;
       Request& r = *row.request;
       const char* first = rows + (row.begin + row.first_output) * row_bytes;
       if (options_.digests) r.digest.add_rows(layer, first, row.outputs, row_bytes);
@@ -300,23 +301,24 @@ Status Engine::finish(Request& r) {
 
 // The folded state and window of column 0: into the digest, and kept if the request is verified.
 Status Engine::read_final(Request& r) {
-  const auto state_bytes = static_cast<size_t>(model_.state_size()) * kda_dtype_size(model_.state_dtype);
-  const auto window_bytes =
-      static_cast<size_t>(model_.channels() * (model_.conv_width - 1)) * kda_dtype_size(model_.io_dtype);
+  final_state_.resize(static_cast<size_t>(model_.state_size()) * kda_dtype_size(model_.state_dtype));
+  final_window_.resize(static_cast<size_t>(model_.channels() * (model_.conv_width - 1)) *
+                       kda_dtype_size(model_.io_dtype));
+  const auto read = [&](const kda_tensor& t, std::vector<char>& to) {
+    const int64_t at = r.pages[0] * t.strides[0] * static_cast<int64_t>(kda_dtype_size(t.dtype));
+    return device_.copy(to.data(), static_cast<const char*>(t.data) + at, static_cast<int64_t>(to.size()));
+  };
   for (int32_t layer = 0; layer < model_.layers; ++layer) {
-    const auto row = [&](const kda_tensor& t) {
-      return static_cast<const char*>(t.data) +
-             r.pages[0] * t.strides[0] * static_cast<int64_t>(kda_dtype_size(t.dtype));
-    };
-    const char* state = row(state_views_[static_cast<size_t>(layer)]);
-    const char* window = row(conv_views_[static_cast<size_t>(layer)]);  // [L, channels]: the first W-1 columns
+    KDA_SERVE_TRY(read(state_views_[static_cast<size_t>(layer)], final_state_));
+    KDA_SERVE_TRY(read(conv_views_[static_cast<size_t>(layer)], final_window_));  // [L, channels]: the first W-1
+    KDA_SERVE_TRY(device_.synchronize());
     if (options_.digests) {
-      r.digest.add(layer, state, state_bytes);
-      r.digest.add(layer, window, window_bytes);
+      r.digest.add(layer, final_state_.data(), final_state_.size());
+      r.digest.add(layer, final_window_.data(), final_window_.size());
     }
     if (r.capture) {
-      r.capture->states.emplace_back(state, state + state_bytes);
-      r.capture->windows.emplace_back(window, window + window_bytes);
+      r.capture->states.push_back(final_state_);
+      r.capture->windows.push_back(final_window_);
     }
   }
   if (options_.digests) r.result = r.digest.result();

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "serve/device.h"
 #include "serve/executor.h"
 #include "serve/scheduler.h"
 #include "serve/stats.h"
@@ -34,8 +35,8 @@ class Engine : private Admission, private LayerObserver {
  public:
   // `pool` has room for slots * (1 + S) pages (columns mode) or slots pages (records mode) beside the cache's;
   // `cache` may be null. Everything outlives the engine. `timeline` may be null.
-  Engine(const Model& model, const EngineOptions& options, kda_state_pool* pool, PrefixCache* cache,
-         const Content& content, Executor& executor, Timeline* timeline);
+  Engine(const Device& device, const Model& model, const EngineOptions& options, kda_state_pool* pool,
+         PrefixCache* cache, const Content& content, Executor& executor, Timeline* timeline);
 
   // The requests of a trace; `captured` are the indexes, ascending, whose results are kept for verification.
   Status load(const Trace& trace, const std::vector<int64_t>& captured);
@@ -54,6 +55,7 @@ class Engine : private Admission, private LayerObserver {
 
  private:
   bool admit(Request& request) override;
+  bool wants(const StepRow& row) const override { return options_.digests || row.request->capture; }
   void layer_done(const Step& step, int32_t layer, const char* rows) override;
 
   void take_arrivals();
@@ -74,6 +76,7 @@ class Engine : private Admission, private LayerObserver {
   kda_state_columns columns(const Request& request) const;
   void update_stats();
 
+  const Device& device_;
   Model model_;
   EngineOptions options_;
   kda_state_pool* pool_;
@@ -91,6 +94,7 @@ class Engine : private Admission, private LayerObserver {
   std::vector<Request*> finishing_, preempted_;  // of the step being completed
   std::vector<Request*> uncommitted_;
   std::vector<kda_tensor> state_views_, conv_views_;
+  std::vector<char> final_state_, final_window_;  // of one layer
   Status fault_;
   RunStats stats_;
 };

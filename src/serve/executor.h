@@ -14,7 +14,9 @@ namespace kda::serve {
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
-  // rows: [step.tokens, HV * V] in the io dtype, dense.
+  // Whether a row's results will be looked at: on a device only those come to the host.
+  virtual bool wants(const StepRow& row) const = 0;
+  // rows: [step.tokens, HV * V] in the io dtype, dense, in host memory; those that are not wanted are unspecified.
   virtual void layer_done(const Step& step, int32_t layer, const char* rows) = 0;
 };
 

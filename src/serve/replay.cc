@@ -52,16 +52,12 @@ Status check_options(const ReplayOptions& o) {
   return {};
 }
 
-Status Replay::prepare_context() {
-  kda_context_options options{};
-  options.struct_size = sizeof options;
-  options.device.type = options_.device == "cuda" ? KDA_CUDA : KDA_CPU;
-  options.num_threads = options_.threads;
-  kda_context* context = nullptr;
-  KDA_SERVE_TRY(from_kda(kda_context_create(&options, &context)));
-  context_.reset(context);
-  threads_ = kda_context_num_threads(context);
-  isa_ = kda_context_isa(context);
+Status Replay::prepare_device() {
+  auto device = Device::open(options_.device == "cuda" ? KDA_CUDA : KDA_CPU, options_.threads);
+  if (!device.ok()) return device.status();
+  device_ = std::move(device.value());
+  threads_ = kda_context_num_threads(device_->host());
+  isa_ = kda_context_isa(device_->context());
   return {};
 }
 
@@ -89,7 +85,7 @@ Status Replay::prepare_pool() {
   d.pages = options_.slots * (records ? 1 : 1 + options_.spec) + cache_pages_;
   KDA_SERVE_TRY(between("--slots and --cache-mib: pages", d.pages, 1, std::numeric_limits<int32_t>::max()));
   kda_state_pool* pool = nullptr;
-  KDA_SERVE_TRY(from_kda(kda_state_pool_create(context_.get(), &d, &pool)));
+  KDA_SERVE_TRY(from_kda(kda_state_pool_create(device_->context(), &d, &pool)));
   pool_.reset(pool);
   if (cache_pages_ > 0) cache_ = std::make_unique<PrefixCache>(pool, cache_pages_);
   return {};
@@ -103,12 +99,12 @@ Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   auto model = make_model(o.model);
   if (!model.ok()) return model.status();
   r->model_ = model.value();
-  KDA_SERVE_TRY(r->prepare_context());
+  KDA_SERVE_TRY(r->prepare_device());
   auto trace = read_trace(o.trace, o.input);
   if (!trace.ok()) return trace.status();
   r->trace_ = std::move(trace.value());
   KDA_SERVE_TRY(r->prepare_pool());
-  auto content = Content::seeded(r->model_, o.seed, r->context_.get());
+  auto content = Content::seeded(r->model_, o.seed, r->device_->host());
   if (!content.ok()) return content.status();
   r->content_ = std::make_unique<Content>(std::move(content.value()));
   r->weights_ = seeded_weights(r->model_, o.seed);
@@ -124,8 +120,8 @@ Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   e.batch_invariant = o.batch_invariant;
   e.prefill_backend = o.prefill_backend == "auto" && o.backend != "auto" ? o.backend : o.prefill_backend;
   e.backend = o.backend;
-  auto executor = LayerExecutor::create(r->context_.get(), r->model_, r->weights_, *r->content_, r->pool_.get(), e,
-                                        r->timeline_.get());
+  auto executor =
+      LayerExecutor::create(*r->device_, r->model_, r->weights_, *r->content_, r->pool_.get(), e, r->timeline_.get());
   if (!executor.ok()) return executor.status();
   r->executor_ = std::move(executor.value());
 
@@ -139,8 +135,8 @@ Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   g.pace_trace = o.pace == "trace";
   g.speed = o.speed;
   g.digests = o.digests;
-  r->engine_ = std::make_unique<Engine>(r->model_, g, r->pool_.get(), r->cache_.get(), *r->content_, *r->executor_,
-                                        r->timeline_.get());
+  r->engine_ = std::make_unique<Engine>(*r->device_, r->model_, g, r->pool_.get(), r->cache_.get(), *r->content_,
+                                        *r->executor_, r->timeline_.get());
   KDA_SERVE_TRY(r->engine_->load(r->trace_, choose_verified(r->trace_, o.verify, o.seed)));
   return r;
 }

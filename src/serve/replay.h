@@ -68,7 +68,7 @@ class Replay {
 
  private:
   Replay() = default;
-  Status prepare_context();
+  Status prepare_device();
   Status prepare_pool();
 
   ReplayOptions options_;
@@ -77,7 +77,7 @@ class Replay {
   Trace trace_;
   Model model_;
   std::vector<LayerWeights> weights_;
-  ContextHandle context_;
+  std::unique_ptr<Device> device_;
   PoolHandle pool_;
   int64_t page_bytes_ = 0, cache_pages_ = 0;
   std::unique_ptr<Content> content_;

@@ -109,7 +109,8 @@ struct Bench {
     if (cache_pages > 0) cache = std::make_unique<PrefixCache>(pool->pool.get(), cache_pages);
     content = std::make_unique<Content>(std::move(Content::seeded(model, 1, nullptr).value()));
     executor = std::make_unique<FakeExecutor>(pool->pool.get());
-    engine = std::make_unique<Engine>(model, options, pool->pool.get(), cache.get(), *content, *executor, nullptr);
+    engine =
+        std::make_unique<Engine>(device, model, options, pool->pool.get(), cache.get(), *content, *executor, nullptr);
     EXPECT_TRUE(engine->load(trace, {}).ok());
   }
   const RunStats& run() {
@@ -119,6 +120,7 @@ struct Bench {
     return engine->stats();
   }
 
+  Device device{testing_support::context()};
   Model model = small_model();
   Trace trace;
   EngineOptions options;

@@ -112,7 +112,7 @@ class LedgerBench {
     e.max_checkpoints = cache_ ? max_checkpoints(run.max_batch_tokens) : 0;
     e.batch_invariant = false;
     e.prefill_backend = e.backend = "reference";
-    auto executor = LayerExecutor::create(context(), model_, weights_, *content_, pool_->pool.get(), e, nullptr);
+    auto executor = LayerExecutor::create(device_, model_, weights_, *content_, pool_->pool.get(), e, nullptr);
     EXPECT_TRUE(executor.ok()) << executor.status().message();
     executor_ = std::move(executor.value());
     EngineOptions o;
@@ -122,7 +122,8 @@ class LedgerBench {
     o.accept = run.accept;
     o.preempt = run.preempt;
     o.seed = run.seed;
-    engine_ = std::make_unique<Engine>(model_, o, pool_->pool.get(), cache_.get(), *content_, *executor_, nullptr);
+    engine_ =
+        std::make_unique<Engine>(device_, model_, o, pool_->pool.get(), cache_.get(), *content_, *executor_, nullptr);
     EXPECT_TRUE(engine_->load(trace_, all).ok());
     const std::atomic<bool> stop{false};
     const Status status = engine_->run(stop, {});
@@ -179,6 +180,7 @@ class LedgerBench {
   std::unique_ptr<PrefixCache> cache_;
   std::unique_ptr<Ledger> content_;
   std::vector<LayerWeights> weights_;
+  Device device_{context()};
   std::unique_ptr<LayerExecutor> executor_;
   std::unique_ptr<Engine> engine_;
 };
