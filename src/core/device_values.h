@@ -24,8 +24,9 @@ class HostCopies {
     const size_t bytes = range.last - range.first;
     copies_.push_back(std::make_unique<char[]>(bytes));
     char* copy = copies_.back().get();
-    status_ = runtime_.read(copy, reinterpret_cast<const void*>(range.first), bytes, stream_);
-    t.data = copy + (reinterpret_cast<uintptr_t>(t.data) - range.first);
+    const auto offset = reinterpret_cast<uintptr_t>(t.data) - range.first;  // of element 0; strides may be negative
+    status_ = runtime_.read(copy, static_cast<const char*>(t.data) - offset, bytes, stream_);
+    t.data = copy + offset;
     t.device = {KDA_CPU, 0};
   }
   const Status& status() const { return status_; }

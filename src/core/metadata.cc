@@ -20,7 +20,7 @@ Refusals metadata_refusals(const MetadataBackend& backend, const kda_metadata_de
 Result<const MetadataBackend*> select_metadata(const Context& context, const MetadataRegistry& registry,
                                                const kda_metadata_desc& desc, std::vector<Refused>& refused) {
   if (desc.backend != nullptr) {
-    const auto named = registry.find(desc.backend);
+    auto named = registry.find(desc.backend);
     if (!named.ok()) return named;
     const Refusals r = metadata_refusals(*named.value(), desc, context);
     if (r.empty()) return named;
