@@ -28,7 +28,11 @@ const char*& backend_of(Desc& desc) {
 
 template <class Desc>
 Plan make(kda_status (*create)(kda_context*, const Desc*, kda_plan**), kda_context* context, Desc desc) {
-  context = or_default(context, backend_of(desc));
+  const char*& backend = backend_of(desc);
+  context = or_default(context, backend);
+  // The oracle has no device.
+  if (memory_of(context) != nullptr && backend != nullptr && std::strcmp(backend, "reference") == 0)
+    context = cpu_context();
   return Plan(create, context, desc);
 }
 
@@ -47,14 +51,14 @@ kda_context* cpu_context(int threads) {
   return context.get();
 }
 
-Plan::Lent::Lent(size_t bytes) : bytes_(bytes), memory_(bytes + 2 * kGuard + kAlign, kPattern) {
+Lent::Lent(size_t bytes) : bytes_(bytes), memory_(bytes + 2 * kGuard + kAlign, kPattern) {
   const auto base = reinterpret_cast<uintptr_t>(memory_.data()) + kGuard;
   first_ = kGuard + (kAlign - base % kAlign) % kAlign;
 }
 
-kda_workspace Plan::Lent::workspace() { return {memory_.data() + first_, bytes_}; }
+kda_workspace Lent::workspace() { return {memory_.data() + first_, bytes_}; }
 
-bool Plan::Lent::intact() const {
+bool Lent::intact() const {
   for (size_t i = 0; i < first_; ++i) {
     if (memory_[i] != kPattern) return false;
   }
@@ -70,22 +74,14 @@ size_t Plan::workspace_bytes() const {
   return bytes;
 }
 
-Plan make_plan(const kda_prefill_desc& desc, kda_context* c) {
-  return make(kda_prefill_plan_create, c, desc);
-}
-Plan make_plan(const kda_decode_desc& desc, kda_context* c) {
-  return make(kda_decode_plan_create, c, desc);
-}
-Plan make_plan(const kda_commit_desc& desc, kda_context* c) {
-  return make(kda_commit_plan_create, c, desc);
-}
+Plan make_plan(const kda_prefill_desc& desc, kda_context* c) { return make(kda_prefill_plan_create, c, desc); }
+Plan make_plan(const kda_decode_desc& desc, kda_context* c) { return make(kda_decode_plan_create, c, desc); }
+Plan make_plan(const kda_commit_desc& desc, kda_context* c) { return make(kda_commit_plan_create, c, desc); }
 Plan make_plan(const kda_decode_step_desc& desc, kda_context* c) {
   return make(kda_decode_step_plan_create, c, desc);
 }
 Plan make_plan(const kda_conv_desc& desc, kda_context* c) { return make(kda_conv_plan_create, c, desc); }
-Plan make_plan(const kda_gated_norm_desc& desc, kda_context* c) {
-  return make(kda_gated_norm_plan_create, c, desc);
-}
+Plan make_plan(const kda_gated_norm_desc& desc, kda_context* c) { return make(kda_gated_norm_plan_create, c, desc); }
 Plan make_plan(const kda_segment_merge_desc& desc, kda_context* c) {
   return make(kda_segment_merge_plan_create, c, desc);
 }

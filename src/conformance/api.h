@@ -18,6 +18,43 @@ namespace kda::conformance {
 // A CPU context with this many threads, made once per process.
 kda_context* cpu_context(int threads = 2);
 
+// A workspace full of NaN between guards.
+class Lent {
+ public:
+  explicit Lent(size_t bytes);
+  kda_workspace workspace();
+  bool intact() const;
+
+ private:
+  size_t bytes_, first_;
+  std::vector<unsigned char> memory_;
+};
+
+// Runs call(args, workspace) with a fresh workspace where the context's device reads: on the CPU at once; on another
+// one the tensors of `args` travel there and back. A write outside tensors or workspace is KDA_INTERNAL. `message`:
+// of what went wrong.
+template <class Args, class Call>
+kda_status run_in(const kda_context* context, Args args, size_t bytes, const Call& call, std::string& message) {
+  std::string fault;
+  kda_status status = KDA_OUT_OF_MEMORY;
+  const auto run = [&](kda_workspace workspace) {
+    status = call(args, workspace);
+    if (status != KDA_OK) message = kda_last_error();
+  };
+  if (DeviceMemory* const memory = memory_of(context)) {
+    Mirror mirror(*memory, tensors_of(args), bytes);
+    if (mirror.ok()) run(mirror.workspace());
+    fault = mirror.ok() ? mirror.back() : "no device memory";
+  } else {
+    Lent lent(bytes);
+    run(lent.workspace());
+    if (!lent.intact()) fault = "the run wrote outside its workspace";
+  }
+  if (fault.empty()) return status;
+  message = fault;
+  return KDA_INTERNAL;
+}
+
 // A plan or the reason why there is none.
 class Plan {
  public:
@@ -25,7 +62,7 @@ class Plan {
   // `create` is the operator's kda_..._plan_create.
   template <class Desc>
   Plan(kda_status (*create)(kda_context*, const Desc*, kda_plan**), kda_context* context, const Desc& desc)
-      : memory_(memory_of(context)) {
+      : context_(context) {
     kda_plan* plan = nullptr;
     status_ = create(context, &desc, &plan);
     if (status_ != KDA_OK) message_ = kda_last_error();
@@ -49,48 +86,16 @@ class Plan {
   kda_status run(const kda_segment_merge_args& args) { return run_with(kda_segment_merge_run, args); }
 
  private:
-  // A fresh workspace full of NaN for every run; a run that writes outside it turns into KDA_INTERNAL.
   template <class Args>
   kda_status run_with(kda_status (*call)(const kda_plan*, const Args*, kda_workspace, void*), const Args& args) {
     if (!ok()) return status_;
-    if (memory_ != nullptr) return run_on_device(call, args);
-    Lent lent(workspace_bytes());
-    const kda_status status = call(plan_.get(), &args, lent.workspace(), nullptr);
-    if (status != KDA_OK) message_ = kda_last_error();
-    if (!lent.intact()) {
-      message_ = "the run wrote outside its workspace";
-      return KDA_INTERNAL;
-    }
-    return status;
+    return run_in(
+        context_, args, workspace_bytes(),
+        [&](const Args& there, kda_workspace workspace) { return call(plan_.get(), &there, workspace, nullptr); },
+        message_);
   }
 
-  template <class Args>
-  kda_status run_on_device(kda_status (*call)(const kda_plan*, const Args*, kda_workspace, void*), Args args) {
-    Mirror mirror(*memory_, tensors_of(args), workspace_bytes());
-    if (!mirror.ok()) {
-      message_ = "no device memory";
-      return KDA_OUT_OF_MEMORY;
-    }
-    const kda_status status = call(plan_.get(), &args, mirror.workspace(), nullptr);
-    if (status != KDA_OK) message_ = kda_last_error();
-    const std::string fault = mirror.back();
-    if (fault.empty()) return status;
-    message_ = fault;
-    return KDA_INTERNAL;
-  }
-
-  class Lent {
-   public:
-    explicit Lent(size_t bytes);
-    kda_workspace workspace();
-    bool intact() const;
-
-   private:
-    size_t bytes_, first_;
-    std::vector<unsigned char> memory_;
-  };
-
-  DeviceMemory* memory_ = nullptr;  // of a context on a device, else null
+  const kda_context* context_ = nullptr;
   std::shared_ptr<kda_plan> plan_;
   kda_status status_ = KDA_INTERNAL;
   std::string message_ = "no plan";

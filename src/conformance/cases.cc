@@ -21,6 +21,10 @@ bool Report::accept(kda_status status, const std::string& message, const kda_pla
   if (status == KDA_OK) {
     backend_ = kda_plan_backend(plan);
     isa_ = kda_plan_isa(plan);
+    const bool device = isa_.rfind("sm_", 0) == 0;
+    if (device && kda_plan_operator(plan) == KDA_OP_PREFILL && backend_ == "fused") {
+      arithmetic_ = Arithmetic::kTensorCores;
+    }
     return true;
   }
   if (status == KDA_UNSUPPORTED) refusal_ = message;

@@ -11,6 +11,7 @@
 #include "conformance/attention.h"
 #include "conformance/compare.h"
 #include "conformance/covering.h"
+#include "conformance/limits.h"
 #include "conformance/tensor.h"
 
 namespace kda::conformance {
@@ -19,9 +20,10 @@ namespace kda::conformance {
 struct Setting {
   std::string backend = "auto";
   kda_context* context = nullptr;
-  kda_context* other = nullptr;  // another number of threads: the bits must be the same (N-12)
+  kda_context* other = nullptr;   // another number of threads: the bits must be the same (N-12)
   // For tests of the cases themselves: spoils a result of the backend before it is looked at.
   std::function<void(const std::string& what, Tensor&)> spoil;
+  kda_device device{KDA_CPU, 0};  // of the contexts; another one than the CPU: named by set_device as well
 };
 
 struct Measure {
@@ -57,6 +59,8 @@ class Report {
   bool declined() const { return !refusal_.empty(); }
   const std::string& refusal() const { return refusal_; }
   const std::string& backend() const { return backend_; }
+  // Of the plan that runs: a fused prefill on a device takes its products from tensor cores.
+  Arithmetic arithmetic() const { return arithmetic_; }
   const std::string& isa() const { return isa_; }
   const std::vector<Measure>& measures() const { return measures_; }
   const std::vector<std::string>& faults() const { return faults_; }
@@ -65,6 +69,7 @@ class Report {
 
  private:
   std::string backend_, isa_, refusal_;
+  Arithmetic arithmetic_ = Arithmetic::kFp32;
   std::vector<Measure> measures_;
   std::vector<std::string> faults_;
 };

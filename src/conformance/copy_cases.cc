@@ -8,6 +8,7 @@
 #include "conformance/api.h"
 #include "conformance/attention.h"
 #include "conformance/cases.h"
+#include "conformance/device.h"
 #include "conformance/random.h"
 #include "conformance/rounding.h"
 
@@ -142,6 +143,7 @@ void run(const Choice& c, const Setting& setting, Report& report) {
   // Kinds, not backends, are chosen here (Y-3); "fused" is a kind as well.
   d.backend = c.bytes ? "bytes" : setting.backend == "fused" ? "fused" : "auto";
   d.pool = pool;
+  d.pool.device = setting.device;
   d.packed_dtype = c.packed();
   d.max_selected = std::max<int64_t>(c.n, 1);
   kda_plan* raw = nullptr;
@@ -153,8 +155,12 @@ void run(const Choice& c, const Setting& setting, Report& report) {
   args.indices = index;
   args.has_initial_state = flags;
   args.packed = packed;
-  const kda_status ran = c.scatter ? kda_state_scatter(raw, &args, nullptr) : kda_state_gather(raw, &args, nullptr);
-  if (!report.succeeded("run", ran, ran == KDA_OK ? "" : kda_last_error())) return;
+  std::string message;
+  const auto call = [&](const kda_state_copy_args& there, kda_workspace) {
+    return c.scatter ? kda_state_scatter(raw, &there, nullptr) : kda_state_gather(raw, &there, nullptr);
+  };
+  const kda_status ran = run_in(setting.context, args, 0, call, message);
+  if (!report.succeeded("run", ran, message)) return;
   if (setting.spoil && c.n > 0) setting.spoil("copied", c.scatter ? pool : packed);
   report.expect_none("packed", first_difference(packed, wanted_packed));
   report.expect_none("pool", first_difference(pool, wanted_pool));

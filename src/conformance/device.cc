@@ -27,6 +27,19 @@ std::vector<kda_tensor*> with_sequences(kda_sequences& s, std::vector<kda_tensor
 
 }  // namespace
 
+void* ContextMemory::allocate(size_t bytes) {
+  void* memory = nullptr;
+  return kda_memory_allocate(context_, KDA_MEMORY_DEVICE, bytes, &memory) == KDA_OK ? memory : nullptr;
+}
+void ContextMemory::release(void* p) { (void)kda_memory_free(context_, KDA_MEMORY_DEVICE, p); }
+bool ContextMemory::to_device(void* to, const void* from, size_t bytes) {
+  return kda_memory_copy(context_, to, from, bytes, nullptr) == KDA_OK && synchronize().empty();
+}
+bool ContextMemory::to_host(void* to, const void* from, size_t bytes) { return to_device(to, from, bytes); }
+std::string ContextMemory::synchronize() {
+  return kda_stream_synchronize(context_, nullptr) == KDA_OK ? "" : kda_last_error();
+}
+
 void set_device(kda_context* context, DeviceMemory* memory) { device = {context, memory}; }
 kda_context* device_context() { return device.context; }
 DeviceMemory* memory_of(const kda_context* context) {
@@ -34,20 +47,20 @@ DeviceMemory* memory_of(const kda_context* context) {
 }
 
 std::vector<kda_tensor*> tensors_of(kda_prefill_args& a) {
-  return with_sequences(a.sequences, {&a.q, &a.k, &a.v, &a.gate, &a.beta, &a.A_log, &a.dt_bias, &a.state, &a.slots,
-                                      &a.write_slots, &a.has_initial_state, &a.final_state, &a.checkpoint_offsets,
-                                      &a.checkpoint_slots, &a.checkpoint_states, &a.chunk_indices, &a.chunk_offsets,
-                                      &a.out, &a.out_rows});
-}
-std::vector<kda_tensor*> tensors_of(kda_decode_args& a) {
   return with_sequences(a.sequences,
                         {&a.q, &a.k, &a.v, &a.gate, &a.beta, &a.A_log, &a.dt_bias, &a.state, &a.slots, &a.write_slots,
-                         &a.accepted, &a.has_initial_state, &a.records.u, &a.records.kg, &a.records.count,
-                         &a.records.record_rows, &a.out, &a.out_rows});
+                         &a.has_initial_state, &a.final_state, &a.checkpoint_offsets, &a.checkpoint_slots,
+                         &a.checkpoint_states, &a.chunk_indices, &a.chunk_offsets, &a.out, &a.out_rows});
+}
+std::vector<kda_tensor*> tensors_of(kda_decode_args& a) {
+  return with_sequences(a.sequences, {&a.q, &a.k, &a.v, &a.gate, &a.beta, &a.A_log, &a.dt_bias, &a.state, &a.slots,
+                                      &a.write_slots, &a.accepted, &a.has_initial_state, &a.records.u, &a.records.kg,
+                                      &a.records.count, &a.records.record_rows, &a.out, &a.out_rows});
 }
 std::vector<kda_tensor*> tensors_of(kda_commit_args& a) {
-  return {&a.A_log, &a.dt_bias, &a.state, &a.slots, &a.accepted, &a.num_active, &a.records.u, &a.records.kg,
-          &a.records.count, &a.records.record_rows, &a.conv_state[0], &a.conv_state[1], &a.conv_state[2]};
+  return {&a.A_log,         &a.dt_bias,       &a.state,        &a.slots,         &a.accepted,
+          &a.num_active,    &a.records.u,     &a.records.kg,   &a.records.count, &a.records.record_rows,
+          &a.conv_state[0], &a.conv_state[1], &a.conv_state[2]};
 }
 std::vector<kda_tensor*> tensors_of(kda_decode_step_args& a) {
   auto list = tensors_of(a.decode);
@@ -59,8 +72,9 @@ std::vector<kda_tensor*> tensors_of(kda_decode_step_args& a) {
   return list;
 }
 std::vector<kda_tensor*> tensors_of(kda_conv_args& a) {
-  auto list = with_sequences(a.sequences, {&a.slots, &a.write_slots, &a.has_initial_state, &a.accepted, &a.record_count,
-                                           &a.record_rows, &a.checkpoint_offsets, &a.checkpoint_slots, &a.out_rows});
+  auto list =
+      with_sequences(a.sequences, {&a.slots, &a.write_slots, &a.has_initial_state, &a.accepted, &a.record_count,
+                                   &a.record_rows, &a.checkpoint_offsets, &a.checkpoint_slots, &a.out_rows});
   for (int i = 0; i < 3; ++i) {
     for (kda_tensor* t : {&a.x[i], &a.weight[i], &a.bias[i], &a.state[i], &a.out[i]}) list.push_back(t);
   }
@@ -72,6 +86,45 @@ std::vector<kda_tensor*> tensors_of(kda_segment_summary_args& a) {
 }
 std::vector<kda_tensor*> tensors_of(kda_segment_merge_args& a) {
   return {&a.initial_state, &a.summaries, &a.present, &a.start_states, &a.final_state};
+}
+
+std::vector<kda_tensor*> tensors_of(kda_state_copy_args& a) {
+  return {&a.pool, &a.indices, &a.has_initial_state, &a.packed};
+}
+std::vector<kda_tensor*> tensors_of(kda_metadata_args& a) {
+  kda_step& s = a.step;
+  kda_step_tables& t = a.tables;
+  return {&s.query_start_loc,
+          &s.computed,
+          &s.has_state,
+          &s.prefilling,
+          &s.drafts,
+          &s.num_active,
+          &a.accepted,
+          &a.slot_table,
+          &t.counts,
+          &t.prefill_rows,
+          &t.decode_rows,
+          &t.spec_rows,
+          &t.prefill_begin,
+          &t.prefill_length,
+          &t.decode_begin,
+          &t.decode_length,
+          &t.spec_begin,
+          &t.spec_length,
+          &t.non_spec_query_start_loc,
+          &t.spec_query_start_loc,
+          &t.prefill_query_start_loc,
+          &t.non_spec_token_indx,
+          &t.spec_token_indx,
+          &t.prefill_slots,
+          &t.decode_slots,
+          &t.spec_slots,
+          &t.has_initial_state,
+          &t.num_accepted,
+          &t.spec_sequence_masks,
+          &t.chunk_indices,
+          &t.chunk_offsets};
 }
 
 Mirror::Mirror(DeviceMemory& memory, const std::vector<kda_tensor*>& tensors, size_t workspace_bytes)
@@ -88,7 +141,9 @@ Mirror::Mirror(DeviceMemory& memory, const std::vector<kda_tensor*>& tensors, si
     const auto base = reinterpret_cast<uintptr_t>(t->data);
     const auto size = static_cast<int64_t>(kda_dtype_size(t->dtype));
     if (empty) ranges_.push_back({base, base + 1});
-    else ranges_.push_back({base + static_cast<uintptr_t>(low * size), base + static_cast<uintptr_t>((high + 1) * size)});
+    else
+      ranges_.push_back(
+          {base + static_cast<uintptr_t>(low * size), base + static_cast<uintptr_t>((high + 1) * size)});
   }
   std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.first < b.first; });
   std::vector<Range> merged;

@@ -22,6 +22,20 @@ class DeviceMemory {
   virtual std::string synchronize() = 0;
 };
 
+// The memory of a context's device by kda/device.h, on its default stream.
+class ContextMemory final : public DeviceMemory {
+ public:
+  explicit ContextMemory(const kda_context* context) : context_(context) {}
+  void* allocate(size_t bytes) override;
+  void release(void* p) override;
+  bool to_device(void* to, const void* from, size_t bytes) override;
+  bool to_host(void* to, const void* from, size_t bytes) override;
+  std::string synchronize() override;
+
+ private:
+  const kda_context* context_;
+};
+
 // Backend names "cuda_..." then mean the candidates of this context; its plans run through `memory`. Null undoes it.
 void set_device(kda_context* context, DeviceMemory* memory);
 kda_context* device_context();
@@ -36,6 +50,8 @@ std::vector<kda_tensor*> tensors_of(kda_conv_args& a);
 std::vector<kda_tensor*> tensors_of(kda_gated_norm_args& a);
 std::vector<kda_tensor*> tensors_of(kda_segment_summary_args& a);
 std::vector<kda_tensor*> tensors_of(kda_segment_merge_args& a);
+std::vector<kda_tensor*> tensors_of(kda_state_copy_args& a);
+std::vector<kda_tensor*> tensors_of(kda_metadata_args& a);  // but the host's
 
 // An image of some tensors' host memory in device memory. Tensors that share memory share it there; addresses keep
 // their place modulo 256; between the ranges lie guard bytes of a known pattern.

@@ -27,7 +27,7 @@ void run(int number, bool degenerate, kda_dtype io, const Setting& setting, Repo
   report.expect_none("out bits of the second run (N-12)", first_difference(got.out, again.out));
   report.expect_none("state bits of the second run (N-12)", first_difference(got.state, again.state));
   const kda_attention_spec& a = p.spec;
-  const Limits limit = limits(io, degenerate);
+  const Limits limit = limits(io, degenerate, report.arithmetic());
   report.measure("out",
                  compare_outputs(got.out.values(), wanted.out.values(), p.lengths, a.num_value_heads, a.value_dim,
                                  absolute_floor(io)),

@@ -204,11 +204,12 @@ void run(const Choice& c, const Setting& setting, Report& report) {
 
   size_t bytes = 0;
   (void)kda_plan_workspace_size(raw, &bytes);
-  const std::unique_ptr<void, void (*)(void*)> workspace(
-      std::aligned_alloc(KDA_WORKSPACE_ALIGNMENT, (bytes / KDA_WORKSPACE_ALIGNMENT + 1) * KDA_WORKSPACE_ALIGNMENT),
-      std::free);
-  const kda_status ran = kda_metadata_run(raw, &args, {workspace.get(), bytes}, nullptr);
-  if (!report.succeeded("run", ran, ran == KDA_OK ? "" : kda_last_error())) return;
+  std::string message;
+  const auto call = [&](const kda_metadata_args& there, kda_workspace workspace) {
+    return kda_metadata_run(raw, &there, workspace, nullptr);
+  };
+  const kda_status ran = run_in(setting.context, args, bytes, call, message);
+  if (!report.succeeded("run", ran, message)) return;
   if (setting.spoil) setting.spoil("counts", out[0]);
   for (size_t i = 0; i < list.size(); ++i) {
     if (!out[i].present()) continue;

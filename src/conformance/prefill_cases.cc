@@ -257,7 +257,7 @@ void compare_with_oracle(const Choice& c, const TokenRows& rows, const Call& bef
                          const Call& oracle, const Call& oracle_before, Report& report) {
   const AttentionChoice& a = c.attention;
   const int64_t HV = a.heads.HV, VK = a.dims.V * a.dims.K;
-  const Limits limit = limits(a.io);
+  const Limits limit = limits(a.io, false, report.arithmetic());
   check_out(report, "out", rows, after.out_rows, before.out, after.out, oracle.out, limit.out);
   const double state_limit = limit.state + pool_rounding(c.pool);
   check_states(report, "state", {before.pool, after.pool, oracle_before.pool, oracle.pool}, HV, VK, state_limit);

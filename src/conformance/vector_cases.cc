@@ -71,7 +71,7 @@ void run_prefill(const Vectors& vectors, const std::string& family, kda_dtype io
   const Outcome r = prefill(p, options);
   if (!report.succeeded("run", r.status, r.message)) return;
   const int64_t HV = p.spec.num_value_heads, V = p.spec.value_dim, K = p.spec.key_dim;
-  const Limits limit = limits(io);
+  const Limits limit = limits(io, false, report.arithmetic());
   report.measure("out", compare_outputs(r.out.values(), g.get("o").values(), p.lengths, HV, V, absolute_floor(io)),
                  limit.out, io, r.out.size(), V);
   report.measure("state", compare_states(r.state.values(), g.get("final_state").values(), HV, V * K), limit.state,

@@ -12,6 +12,7 @@
 
 #include "check_report.h"
 #include "conformance/cases.h"
+#include "conformance/device.h"
 #include "conformance/vector_cases.h"
 #include "json_output.h"
 #include "verb.h"
@@ -23,7 +24,7 @@ using conformance::Case;
 using conformance::Report;
 
 struct Options {
-  std::string backend = "auto", vectors, filter;
+  std::string backend = "auto", device = "cpu", vectors, filter;
   std::vector<std::string> operators;
   int threads = 0;
   bool quick = false, list = false, verbose = false;
@@ -73,6 +74,40 @@ CheckedCase run_case(const Case& c, const conformance::Setting& setting) {
   return done;
 }
 
+kda_context_options context_options(const Options& o) {
+  auto options = make<kda_context_options>();
+  options.num_threads = o.threads;
+  if (o.device == "cuda") options.device = {KDA_CUDA, 0};
+  return options;
+}
+
+// Every case runs twice: no result may depend on the number of threads (CPU) or on the run (other devices).
+class Contexts {
+ public:
+  explicit Contexts(const Options& o)
+      : options_(context_options(o)),
+        first_(options_),
+        second_(first_.num_threads() == 1 ? 2 : 1),
+        memory_(first_.get()) {
+    if (on_device()) conformance::set_device(first_.get(), &memory_);
+  }
+  ~Contexts() { conformance::set_device(nullptr, nullptr); }
+  Contexts(const Contexts&) = delete;
+  Contexts& operator=(const Contexts&) = delete;
+
+  const Context& first() const { return first_; }
+  conformance::Setting setting(const std::string& backend) const {
+    return {backend, first_.get(), on_device() ? first_.get() : second_.get(), {}, options_.device};
+  }
+
+ private:
+  bool on_device() const { return options_.device.type != KDA_CPU; }
+
+  kda_context_options options_;
+  Context first_, second_;
+  conformance::ContextMemory memory_;
+};
+
 int run(Options& o) {
   CheckResults results;
   const std::vector<Case> cases = chosen_cases(o, results);
@@ -81,8 +116,9 @@ int run(Options& o) {
     return kDone;
   }
   o.json.open();
-  // Every case runs on both: no result may depend on the number of threads.
-  const Context context(static_cast<int32_t>(o.threads)), other(context.num_threads() == 1 ? 2 : 1);
+  const Contexts contexts(o);
+  const Context& context = contexts.first();
+  const conformance::Setting setting = contexts.setting(o.backend);
   results.backend = o.backend;
   results.isa = context.isa();
   results.threads = context.num_threads();
@@ -90,7 +126,7 @@ int run(Options& o) {
   const bool text = !o.json.to_stdout();
   if (text) print_head(results);
   for (const Case& c : cases) {
-    results.cases.push_back(run_case(c, {o.backend, context.get(), other.get()}));
+    results.cases.push_back(run_case(c, setting));
     const CheckedCase& done = results.cases.back();
     if (text && (o.verbose || !results.ok(done))) print_case(done, results.ok(done));
   }
@@ -110,6 +146,7 @@ std::function<int()> add_check(CLI::App& app) {
   for (int op = KDA_OP_PREFILL; op <= KDA_OP_SEGMENT_MERGE; ++op) {
     names.push_back(kda_operator_name(static_cast<kda_operator>(op)));
   }
+  verb->add_option("--device", o->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
   verb->add_option("--operator", o->operators, "Only these operators (repeatable)")->check(CLI::IsMember(names));
   verb->add_option("--filter", o->filter, "Only cases whose name contains TEXT")->type_name("TEXT");
   verb->add_option("--vectors", o->vectors, "Instead of the tables: the safetensors files of DIR, made by others")
