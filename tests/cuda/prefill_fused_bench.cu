@@ -1,6 +1,6 @@
 // Times the fused prefill over the shapes of the targets table: CUDA graphs of >= 20 calls on rotating buffers,
 // rounds in shuffled order beside two copy controls, raw samples to a JSON file. Usage: prefill_fused_bench [--rounds
-// R] [--only SUBSTRING] [--gates bench,init,softplus] [--json FILE]
+// R] [--only SUBSTRING] [--gates bench,init,softplus] [--segments auto|N] [--json FILE]
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -89,6 +89,7 @@ struct Variant {
   Shape shape;
   std::string gates;
   int calls = 20;
+  int segments = 1;
   cudaGraphExec_t graph = nullptr;
   std::vector<double> samples;
 };
@@ -111,11 +112,12 @@ void bench_parameters(const std::string& gates, Buffers& b) {
 
 int main(int argc, char** argv) {
   int rounds = 11;
-  std::string only, json, gate_list = "bench";
+  std::string only, json, gate_list = "bench", cut = "auto";
   for (int i = 1; i + 1 < argc; i += 2) {
     if (!std::strcmp(argv[i], "--rounds")) rounds = std::atoi(argv[i + 1]);
     if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
     if (!std::strcmp(argv[i], "--json")) json = argv[i + 1];
+    if (!std::strcmp(argv[i], "--segments")) cut = argv[i + 1];
     if (!std::strcmp(argv[i], "--gates")) gate_list = argv[i + 1];
   }
   cudaDeviceProp device;
@@ -156,6 +158,13 @@ int main(int argc, char** argv) {
       int32_t* device_cu;
       allocate(device_cu, n + 1);
       check(cudaMemcpy(device_cu, cu.data(), (n + 1) * 4, cudaMemcpyHostToDevice), "cu");
+      const int segments = cut == "auto"
+                               ? choose_segments(n, static_cast<int32_t>(h), tokens, device.multiProcessorCount)
+                               : std::atoi(cut.c_str());
+      float* segment_space = nullptr;
+      if (segments > 1)
+        check(cudaMalloc(&segment_space, prefill_fused_workspace(n, static_cast<int32_t>(h), segments)), "space");
+      variant.segments = segments;
       const int64_t sets = std::max<int64_t>(1, std::min(kTokenHeads / (tokens * h), kStates / (n * h)));
       cudaGraph_t graph;
       check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
@@ -169,6 +178,7 @@ int main(int argc, char** argv) {
         p.a_log = set.a_log, p.dt_bias = set.dt_bias, p.lower_bound = -5.0f, p.scale = 1.0f / std::sqrt(128.0f);
         p.cu_seqlens = Indices{device_cu, 1, 0};
         p.sequences = n, p.tokens = tokens, p.heads = p.value_heads = static_cast<int32_t>(h);
+        p.segments = segments, p.segment_space = segment_space;
         p.initial = Initial::kAll;
         const int64_t state_at = (call % sets) * n * h * 16384;
         p.state_in = b.state_in + state_at, p.state_out = b.state_out + state_at;
@@ -227,8 +237,9 @@ int main(int argc, char** argv) {
   for (const Variant& v : variants) {
     if (v.gates.empty()) continue;
     const double us = median(v.samples), floor = v.shape.floor_us * 4.0 / copy_rate;
-    std::printf("%-16s %-8s %8.1f us (min %.1f max %.1f)  floor %.0f = x%.2f  target %.0f = x%.2f\n", v.name.c_str(),
-                v.gates.c_str(), us, *std::min_element(v.samples.begin(), v.samples.end()),
+    std::printf("%-16s %-8s S=%d %8.1f us (min %.1f max %.1f)  floor %.0f = x%.2f  target %.0f = x%.2f\n",
+                v.name.c_str(), v.gates.c_str(), v.segments, us,
+                *std::min_element(v.samples.begin(), v.samples.end()),
                 *std::max_element(v.samples.begin(), v.samples.end()), floor, us / floor, v.shape.target_us,
                 us / v.shape.target_us);
   }
@@ -236,8 +247,8 @@ int main(int argc, char** argv) {
     std::ofstream file(json);
     file << "{\"device\": \"" << device.name << "\", \"copy_tb_per_s\": " << copy_rate << ", \"variants\": [\n";
     for (size_t i = 0; i < variants.size(); ++i) {
-      file << (i ? ",\n" : "") << "{\"name\": \"" << variants[i].name << "\", \"gates\": \"" << variants[i].gates
-           << "\", \"us\": [";
+      file << (i ? ",\n" : "") << "{\"name\": \"" << variants[i].name << "\", \"segments\": " << variants[i].segments
+           << ", \"gates\": \"" << variants[i].gates << "\", \"us\": [";
       for (size_t s = 0; s < variants[i].samples.size(); ++s) file << (s ? ", " : "") << variants[i].samples[s];
       file << "]}";
     }

@@ -1,5 +1,5 @@
 // Development program of the fused prefill: correctness against the fp64 oracle, causality and determinism by bits.
-// Usage: prefill_fused_dev [small|all|bits] ; timing lives in prefill_fused_bench.cu.
+// Usage: prefill_fused_dev [small|all|race] ; timing lives in prefill_fused_bench.cu.
 // Build: scripts/build_cuda_dev.sh
 #include "prefill_fused_run.cuh"
 
@@ -341,10 +341,56 @@ void output_list() {
   expect_bits("R-41: output rows by list", same);
 }
 
+// S-6: the same problems with sequences cut, whose errors must stay within the same limits; long ones; bits.
+void segments() {
+  default_segments = 4;
+  mixed();
+  distributions();
+  for (int count : {2, 3, 8}) {
+    default_segments = count;
+    Problem c = basic(("T=8192, " + std::to_string(count) + " segments").c_str(), {8192, 300, 0, 2999}, 1, 2);
+    c.a_log = {0.0f, std::log(4.0f)};
+    c.initial = Initial::kFlags;
+    c.flags = {1, 0, 1, 1};
+    test(c);
+  }
+  default_segments = 4;
+  Problem c = basic("slow gates", {2048, 1500}, 1, 2);
+  c.a_log = {std::log(0.01f), std::log(0.02f)};
+  test(c);
+  c = basic("v to bf16 max", {1030}, 1, 2);
+  for (size_t i = 0; i < c.v.size(); ++i)
+    if (uniform(7, i) < -0.98) c.v[i] = bf16(uniform(11, i) * 1e38);  // v - S k must not pass fp32 either
+  test(c);
+  c = basic("NaN in v", {1040, 700}, 1, 1);
+  c.v[535 * 128 + 77] = 0x7fc0;
+  test(c);
+  c = varlen("determinism");
+  Device d;
+  upload(c, d);
+  const Result first = run(c, d);
+  bool same = true;
+  for (int i = 0; i < 50; ++i) {
+    const Result again = run(c, d);
+    same = same && again.out == first.out && again.pool == first.pool;
+  }
+  expect_bits("cut: N-12: 50 runs", same);
+  default_segments = 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
+  if (what == "race") {  // short enough for compute-sanitizer --tool racecheck
+    test(basic("bounded T=200", {200}, 1, 1));
+    Problem c = basic("softplus, two works", {70, 33}, 1, 1);
+    c.family = Gate::kSoftplus;
+    test(c);
+    default_segments = 3;
+    test(basic("cut", {800}, 1, 1));
+    return failures != 0;
+  }
   small();
   if (what == "small") return failures != 0;
   mixed();
@@ -352,6 +398,7 @@ int main(int argc, char** argv) {
   bits();
   checkpoints();
   output_list();
+  segments();
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

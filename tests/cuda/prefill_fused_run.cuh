@@ -9,7 +9,7 @@ namespace kda::cuda::prefill_fused::dev {
 
 struct Device {
   Buffer q, k, v, gate, beta, out, pool, cu, begin, length, slots, flags, a_log, dt_bias;
-  Buffer begins64, lengths64, initial64, out64, final64;
+  Buffer begins64, lengths64, initial64, out64, final64, segment_space;
   Params p;
   std::vector<int64_t> begins;
 };
@@ -124,9 +124,16 @@ inline Result run(const Problem& c, Device& d) {
   d.pool.upload(pool_bytes(c));
   static int sm_count = 0;
   if (sm_count == 0) check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, 0), "attribute");
+  d.p.segments = c.segments;
+  if (c.segments > 1) {
+    d.segment_space.allocate(prefill_fused_workspace(d.p.sequences, d.p.value_heads, c.segments));
+    d.segment_space.fill(0xFF);
+    d.p.segment_space = static_cast<float*>(d.segment_space.data());
+  }
   check(prepare_prefill_fused(c.family, c.gate_type, static_cast<float>(c.lower_bound)), "prepare");
   check(launch_prefill_fused(d.p, c.family, c.gate_type, sm_count, nullptr), "launch");
   check(cudaDeviceSynchronize(), c.name.c_str());
+  if (c.segments > 1 && !d.segment_space.guard_intact()) std::printf("FAIL segment space overrun\n"), std::exit(1);
   return {d.out.download<uint16_t>(), d.pool.download<uint8_t>()};
 }
 
@@ -209,9 +216,9 @@ inline bool compare(const Problem& c, const Device& d, const Result& r, const Ex
                   out.worst_head <= 2 * out_limit && state.worst_head <= 2 * state_limit && out.nan_mismatch == 0 &&
                   state.nan_mismatch == 0 && out.finite_inf_mismatch == 0 && state.finite_inf_mismatch == 0 &&
                   bad_rows == 0 && bad_slots == 0 && guards;
-  std::printf("%-4s %-26s out %.3e (head %.2e) state %.3e (head %.2e) |o| %.6f |S| %.6f", ok ? "ok" : "FAIL",
-              c.name.c_str(), out_total.ratio(), out.worst_head, state_total.ratio(), state.worst_head,
-              std::sqrt(out_total.norm), std::sqrt(state_total.norm));
+  std::printf("%-4s %s%-26s out %.3e (head %.2e) state %.3e (head %.2e) |o| %.6f |S| %.6f", ok ? "ok" : "FAIL",
+              c.segments > 1 ? "cut: " : "", c.name.c_str(), out_total.ratio(), out.worst_head, state_total.ratio(),
+              state.worst_head, std::sqrt(out_total.norm), std::sqrt(state_total.norm));
   if (!ok)
     std::printf(" nan %ld/%ld inf %ld/%ld rows %ld slots %ld guards %d worst out (%ld,%ld) state (%ld,%ld)",
                 out.nan_mismatch, state.nan_mismatch, out.finite_inf_mismatch, state.finite_inf_mismatch, bad_rows,

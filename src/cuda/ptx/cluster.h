@@ -11,17 +11,8 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
-// The same, and the thread's index, read where they stand: for code that must not keep them in registers.
-__device__ __forceinline__ uint32_t cluster_rank_here() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ int thread_index_here() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
-}
+// The same from an address of this CTA's shared memory, which carries the rank in its upper bits.
+__device__ __forceinline__ uint32_t rank_of_window(uint32_t shared_address) { return shared_address >> 24; }
 
 // The address, in the cluster's shared window, of `address` in the CTA of that rank.
 __device__ __forceinline__ uint32_t map_shared_rank(uint32_t address, uint32_t rank) {

@@ -85,6 +85,16 @@ __device__ __forceinline__ float4 load_shared_f4(uint32_t address) {
                : "memory");
   return x;
 }
+__device__ __forceinline__ uint2 load_shared_u2(uint32_t address) {
+  uint2 x;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint32_t load_shared_u32(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
 __device__ __forceinline__ uint4 load_shared_u4(uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

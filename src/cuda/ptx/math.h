@@ -42,6 +42,14 @@ __device__ __forceinline__ uint32_t pack_f16(float lo, float hi) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
   return y;
 }
+// The same with magnitudes above 65504, and NaN, made 65504: every result is finite.
+__device__ __forceinline__ uint32_t pack_f16_finite(float lo, float hi) {
+  uint32_t y;
+  asm("{\n .reg .b32 t;\n cvt.rn.satfinite.f16x2.f32 t, %1, %2;\n min.f16x2 %0, t, %3;\n}\n"
+      : "=r"(y)
+      : "f"(hi), "f"(lo), "r"(0x7bff7bffu));
+  return y;
+}
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
   uint32_t y;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));

@@ -24,24 +24,22 @@ __device__ __forceinline__ void store_state_pair(void* base, Real type, int64_t 
   }
 }
 
-// Element of value row `row`, column 2c, in a slot of a pool.
-__device__ __forceinline__ int64_t state_offset(int64_t slot, int64_t stride, int head, int row, int column) {
-  return slot * stride + (static_cast<int64_t>(head) * kDim + row) * kDim + column;
-}
-
-__device__ __forceinline__ void load_state(float (&state)[64], const Params& p, const Work& work, const Slots& slots,
-                                           int row, const ConsumerLane& me) {
-  if (slots.is_fresh) {
+__device__ __forceinline__ void load_state(float (&state)[64], const StateSource& source, bool is_map, int row,
+                                           const ConsumerLane& me) {
+  if (source.base == nullptr) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) state[i] = 0.0f;
+    for (int n = 0; n < 16; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        state[4 * n + e] = is_map && row + me.g + 8 * (e >> 1) == 8 * n + 2 * me.c + (e & 1) ? 1.0f : 0.0f;
     return;
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int64_t at = state_offset(slots.read, p.state_in_stride, work.head, row + me.g + 8 * r, 2 * me.c);
+    const int64_t at = source.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
-      const float2 x = load_state_pair(p.state_in, p.state_in_type, at + 8 * n);
+      const float2 x = load_state_pair(source.base, source.type, at + 8 * n);
       state[4 * n + 2 * r] = x.x;
       state[4 * n + 2 * r + 1] = x.y;
     }
@@ -49,12 +47,11 @@ __device__ __forceinline__ void load_state(float (&state)[64], const Params& p, 
 }
 
 __device__ __forceinline__ void store_state(const float (&state)[64], const RowScales& rows,
-                                            const StateTarget& target, const Work& work, int row,
-                                            const ConsumerLane& me) {
+                                            const StateTarget& target, int row, const ConsumerLane& me) {
   if (target.base == nullptr) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int64_t at = target.offset + state_offset(0, 0, work.head, row + me.g + 8 * r, 2 * me.c);
+    const int64_t at = target.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
 #pragma unroll
     for (int n = 0; n < 16; ++n)
       store_state_pair(target.base, target.type, at + 8 * n, state[4 * n + 2 * r] * rows.inverse[r],
@@ -69,6 +66,8 @@ struct RowCursor {
   char* out;
   uint32_t value_step, out_step;  // bytes of a token row
   int items, tail;
+  int most;     // outputs of an item that may be stored: 0 in runs for a state only
+  bool is_map;  // values are zero
 };
 
 __device__ __forceinline__ int item_rows(const RowCursor& rows, int index) {
@@ -81,10 +80,12 @@ __device__ __forceinline__ RowCursor row_cursor(const Params& p, const Work& wor
   const int64_t out = row_offset(p.out_rows, work, me.lane >> 1, work.head) + row + 8 * (me.lane & 1);
   rows.values = static_cast<const char*>(p.v) + 2 * v;
   rows.out = static_cast<char*>(p.out) + 2 * out;
-  rows.value_step = 2 * static_cast<uint32_t>(p.v_rows.token);
-  rows.out_step = 2 * static_cast<uint32_t>(p.out_rows.token);
+  rows.value_step = renew(2 * static_cast<uint32_t>(p.v_rows.token));
+  rows.out_step = renew(2 * static_cast<uint32_t>(p.out_rows.token));
   rows.items = work.items;
   rows.tail = static_cast<int>(work.span.length - static_cast<int64_t>(work.items - 1) * kChunk);
+  rows.most = work.has_output ? kChunk : 0;
+  rows.is_map = work.is_map;
   return rows;
 }
 
@@ -93,7 +94,8 @@ __device__ __forceinline__ void fetch_values(RowCursor& rows, int index, uint32_
   const int count = item_rows(rows, index);
   if (count > 0) {
     const uint32_t target = tiles + (index & 3) * 1024 + tile_offset(me.lane >> 1, me.lane & 1);
-    const bool first = (me.lane >> 1) < count, second = (me.lane >> 1) + 16 < count;
+    const int valid = rows.is_map ? 0 : count;
+    const bool first = (me.lane >> 1) < valid, second = (me.lane >> 1) + 16 < valid;
     ptx::copy_async_16(target, first ? rows.values : nullptr, first ? 16 : 0);
     ptx::copy_async_16(target + 512, second ? rows.values + step_bytes(16, rows.value_step) : nullptr,
                        second ? 16 : 0);
@@ -119,9 +121,9 @@ __device__ __noinline__ void store_listed_rows(const Params& p, const Work& work
   }
 }
 
-__device__ __forceinline__ void store_output(const float (&out)[16], const RowScales& scales, const Params& p,
-                                             const Work& work, RowCursor& rows, int index, int limit, uint32_t tile,
-                                             int row, const ConsumerLane& me) {
+// An item's outputs, rounded once (N-4), to its tile.
+__device__ __forceinline__ void stage_output(const float (&out)[16], const RowScales& scales, const Params& p,
+                                             uint32_t tile, const ConsumerLane& me) {
   // A power of two times the scale: exact (the inverse is at most 2^126).
   const float factor[2] = {scales.inverse[0] * p.scale, scales.inverse[1] * p.scale};
   uint32_t packed[8];
@@ -131,12 +133,24 @@ __device__ __forceinline__ void store_output(const float (&out)[16], const RowSc
   for (int j = 0; j < 2; ++j)
     ptx::store_matrix_x4_trans(fragment_address(tile, j, me), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
                                packed[4 * j + 3]);
-  __syncwarp();
+}
+
+// A lane's 16-byte pieces of a staged output tile. A __syncwarp lies between staging and this.
+struct StagedOutput {
+  uint4 x, y;
+};
+__device__ __forceinline__ StagedOutput load_output(uint32_t tile, const ConsumerLane& me) {
+  const uint32_t source = tile + tile_offset(me.lane >> 1, me.lane & 1);
+  return {ptx::load_shared_u4(source), ptx::load_shared_u4(source + 512)};
+}
+
+// The staged outputs of item `index`, tokens below `limit`, to memory.
+__device__ __forceinline__ void store_output(const StagedOutput& staged, const Params& p, const Work& work,
+                                             RowCursor& rows, int index, int limit, uint32_t tile, int row,
+                                             const ConsumerLane& me) {
   if (__builtin_expect(p.out_row_of.data == nullptr, 1)) {
-    const uint32_t source = tile + tile_offset(me.lane >> 1, me.lane & 1);
-    const uint4 x = ptx::load_shared_u4(source), y = ptx::load_shared_u4(source + 512);
-    if ((me.lane >> 1) < limit) *reinterpret_cast<uint4*>(rows.out) = x;
-    if ((me.lane >> 1) + 16 < limit) *reinterpret_cast<uint4*>(rows.out + step_bytes(16, rows.out_step)) = y;
+    if ((me.lane >> 1) < limit) *reinterpret_cast<uint4*>(rows.out) = staged.x;
+    if ((me.lane >> 1) + 16 < limit) *reinterpret_cast<uint4*>(rows.out + step_bytes(16, rows.out_step)) = staged.y;
   } else {
     store_listed_rows(p, work, static_cast<int64_t>(index) * kChunk, limit, tile, row, me.lane);
   }
@@ -152,119 +166,198 @@ __device__ inline void clear_output(const Params& p, const Work& work, int row, 
   }
 }
 
-// One item: see recurrence.cuh. `row` is the warp's first value row.
-template <class C>
-__device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, const Params& p, const Work& work,
-                                         RowCursor& cursor, int index, uint32_t stage, uint32_t full, uint32_t parity,
-                                         uint32_t tile, int row, const ConsumerLane& me) {
-  const int count = item_rows(cursor, index);
-  // Shared addresses carry the CTA's rank in their upper bits, which a descriptor has no room for.
-  const uint32_t stage16 = __shfl_sync(0xffffffffu, (stage & 0x3ffffu) >> 4, 0);
+// What an item needs besides the state: made while the products of the item before run.
+struct ChainItem {
   uint32_t values[8];
-  {
-    uint32_t quad[4];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      ptx::load_matrix_x4_trans(quad, fragment_address(tile, j, me));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values[4 * j + i] = quad[i];
-    }
-  }
-  const uint32_t first_values[2] = {values[0], values[1]};
-  rescale_state(state, rows, first_values, me);
-  uint32_t packed[32];
-  pack_state(packed, state);
-  ptx::mbarrier_wait(full, parity);
+  int exponent;    // value_exponent
+  float peaks[2];  // of the state, this lane's columns
+};
 
+__device__ __forceinline__ void load_values(ChainItem& item, uint32_t tile, bool scales, const ConsumerLane& me) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    uint32_t quad[4];
+    ptx::load_matrix_x4_trans(quad, fragment_address(tile, j, me));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) item.values[4 * j + i] = quad[i];
+  }
+  if (scales) item.exponent = value_exponent(item.values, me);
+}
+
+// R = V - S K~^T, scaled, as the A operand of the solve. Finite, so that tokens from the limit on, which are left out
+// of U, cannot reach back through the zeros of T' (H-9).
+__device__ __forceinline__ void pack_rhs(uint32_t (&rhs)[8], const uint32_t (&values)[8], const float (&product)[16],
+                                         const RowScales& rows) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float scale = rows.scale[i & 1];
+    rhs[i] = ptx::pack_f16_finite(fmaf(ptx::bf16_low(values[i]), scale, -product[2 * i]),
+                                  fmaf(ptx::bf16_high(values[i]), scale, -product[2 * i + 1]));
+  }
+}
+
+// What settle_wild works on.
+struct WildItem {
+  float state[64];
+  uint32_t rhs[8], u[8];
+  RowScales rows;
+  bool is_replaced;  // the state is already that of the item's end
+};
+
+// The rare case: a right-hand side or U near fp16's end, or a solve that may enlarge. Settles U (columns from the
+// limit on are cleared), and decays the state or runs the slow path. Returns the first token that needs the slow
+// path. Not inlined: it would push the chain out of the instruction cache.
+template <class C>
+__device__ __noinline__ int settle_wild(const Params& p, const Work& work, int index, int count, WildItem* x,
+                                        uint32_t stage, int row) {
+  const ConsumerLane me(threadIdx.x);
+  uint32_t rhs[8], u[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) rhs[i] = x->rhs[i], u[i] = x->u[i];
+  const int limit = min(first_over_limit(rhs, me), first_over_limit(u, me));
+  clear_from(u, limit, me);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x->u[i] = u[i];
+  x->is_replaced = limit < count;
+  if (limit < count) {
+    run_slow_path<C>(p, work, item_of(work, index), work.has_output ? limit : kChunk, x->state, x->rows.inverse[0],
+                     x->rows.inverse[1], row, threadIdx.x);
+    x->rows = RowScales();
+  } else {
+    float state[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) state[i] = x->state[i];
+    decay_state(state, stage, me);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) x->state[i] = state[i];
+  }
+  return limit;
+}
+
+constexpr int kScaleItems = 2;  // items for which a scale is chosen: the grid of 64 tokens (H-10)
+
+// Where the loop over items stands.
+struct ChainPlace {
+  uint32_t stage;      // shared address of the item's stage
+  uint32_t stage16;    // the same / 16 without the CTA's rank, uniform
+  uint32_t tile;       // value and output tile of the item
+  uint32_t last_tile;  // that of the item before; the next to be filled
+  int index;
+};
+
+// One item: the products of recurrence.cuh in the order of the chain, and in the time that they take, what does not
+// lie on the chain: the decay while U is made; while the state's update runs, `before` (the outputs of the item
+// before go out), this item's outputs to their tile, and `after` (the next item's values come in). Returns how many
+// outputs may be stored. `row` is the warp's first value row.
+template <class C, class Before, class After>
+__device__ __forceinline__ int run_item(float (&state)[64], RowScales& rows, ChainItem& item, const Params& p,
+                                        const Work& work, const RowCursor& cursor, const ChainPlace& at,
+                                        uint32_t full, uint32_t parity, int row, const ConsumerLane& me,
+                                        const Before& before, const After& after) {
+  if (at.index % kScaleItems == 0) {
+    float change[2];
+    choose_scales(rows, change, item.peaks, item.exponent);
+    rescale_state(state, change);
+  }
   float product[16], out[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) product[i] = out[i] = 0.0f;
+  uint32_t packed[32];
+  pack_pairs(packed, state);
+  ptx::mbarrier_wait(full, parity);
   ptx::wgmma_fence();
-  multiply_state<Stage::kKeys>(product, packed, stage16);
+#pragma unroll
+  for (int s = 0; s < 8; ++s) multiply_step<Stage::kKeys>(product, packed, at.stage16, s);
   ptx::wgmma_commit();
-  multiply_state<Stage::kQueries>(out, packed, stage16);
+#pragma unroll
+  for (int s = 0; s < 4; ++s) multiply_step<Stage::kQueries>(out, packed, at.stage16, s);
   ptx::wgmma_commit();
+  const uint32_t is_wild = ptx::load_shared_u32(at.stage + Stage::kWild);
   ptx::wgmma_wait<1>();
   ptx::pin_registers(product);
 
   uint32_t rhs[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float scale = rows.scale[i & 1];
-    const float r0 = fmaf(ptx::bf16_low(values[i]), scale, -product[2 * i]);
-    const float r1 = fmaf(ptx::bf16_high(values[i]), scale, -product[2 * i + 1]);
-    rhs[i] = ptx::pack_f16(r0, r1);
-  }
-  int limit = kChunk;  // first token that needs the slow path
-  const uint32_t largest = __reduce_max_sync(0xffffffffu, largest_magnitude(rhs));
-  if (__builtin_expect(largest >= kLimitBits, 0)) {
-    limit = first_over_limit(rhs, me);
-    clear_from(rhs, limit, me);
-  }
+  pack_rhs(rhs, item.values, product, rows);
 #pragma unroll
   for (int i = 0; i < 16; ++i) product[i] = 0.0f;
   ptx::wgmma_fence();
-  apply_inverse(product, rhs, stage16);
+  apply_inverse(product, rhs, at.stage16);
   ptx::wgmma_commit();
-  if (__builtin_expect(largest < kCalmBits, 1)) decay_state(state, stage, me);  // while the product runs
-  ptx::wgmma_wait<0>();
+#pragma unroll
+  for (int s = 4; s < 8; ++s) multiply_step<Stage::kQueries>(out, packed, at.stage16, s);
+  ptx::wgmma_commit();
+  const bool is_calm = !__any_sync(0xffffffffu, largest_magnitude(rhs) >= kCalmBits || is_wild != 0);
+  if (__builtin_expect(is_calm, 1)) decay_state(state, at.stage, me);
+  ptx::wgmma_wait<1>();
   ptx::pin_registers(product);
-  ptx::pin_registers(out);
 
-  uint32_t u[8];
-  pack_pairs(u, product);
-  if (__builtin_expect(__any_sync(0xffffffffu, largest_magnitude(u) >= kLimitBits || limit < kChunk), 0)) {
-    limit = min(limit, first_over_limit(u, me));
-    clear_from(u, limit, me);
-  }
+  const int count = item_rows(cursor, at.index);
   const RowScales scales_of_item = rows;
-  uint32_t u_out[8];
+  int limit = kChunk;  // first token that needs the slow path
+  uint32_t u[8], u_out[8];
+  pack_pairs(u, product);
 #pragma unroll
   for (int i = 0; i < 8; ++i) u_out[i] = u[i];
-  if (__builtin_expect(limit < count, 0)) {
-    float memory[64];
+  if (__builtin_expect(!is_calm, 0)) {
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(out);
+    WildItem wild;
 #pragma unroll
-    for (int i = 0; i < 64; ++i) memory[i] = state[i];
-    run_slow_path<C>(p, work, item_of(work, index), work.checkpoint < 0 ? limit : kChunk, memory, rows.inverse[0],
-                     rows.inverse[1], row, threadIdx.x);
+    for (int i = 0; i < 64; ++i) wild.state[i] = state[i];
 #pragma unroll
-    for (int i = 0; i < 64; ++i) state[i] = memory[i];
-    rows = RowScales();
-    clear_from(u, 0, me);
-  } else if (__builtin_expect(largest >= kCalmBits, 0)) {
-    decay_state(state, stage, me);
+    for (int i = 0; i < 8; ++i) wild.rhs[i] = rhs[i], wild.u[i] = u[i];
+    wild.rows = rows;
+    limit = settle_wild<C>(p, work, at.index, count, &wild, at.stage, row);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) state[i] = wild.state[i];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) u_out[i] = wild.u[i], u[i] = wild.is_replaced ? 0 : wild.u[i];
+    rows = wild.rows;
   }
+  const StagedOutput last = load_output(at.last_tile, me);
   ptx::wgmma_fence();
-  add_scores(out, u_out, stage16);
+  add_scores(out, u_out, at.stage16);
   ptx::wgmma_commit();
-  update_state(state, u, stage16);
+  update_half<0>(state, u, at.stage16);
   ptx::wgmma_commit();
-  ptx::wgmma_wait<1>();
+  update_half<32>(state, u, at.stage16);
+  ptx::wgmma_commit();
+  before(last);
+  ptx::wgmma_wait<2>();
   ptx::pin_registers(out);
-  store_output(out, scales_of_item, p, work, cursor, index, work.checkpoint < 0 ? min(limit, count) : 0, tile, row,
-               me);
+  stage_output(out, scales_of_item, p, at.tile, me);
+  ptx::wgmma_wait<1>();
+  ptx::pin_part<0, 32>(state);
+  const bool scales_next = at.index % kScaleItems == kScaleItems - 1;
+  if (scales_next) half_peaks<0>(item.peaks, state);
+  after(item);
   ptx::wgmma_wait<0>();
-  ptx::pin_registers(state);
+  ptx::pin_part<32, 32>(state);
+  if (scales_next) {
+    float high[2];
+    half_peaks<32>(high, state);
+    item.peaks[0] = fmaxf(item.peaks[0], high[0]), item.peaks[1] = fmaxf(item.peaks[1], high[1]);
+  }
+  return min(min(limit, count), cursor.most);
 }
 
 template <class C>
-__device__ __forceinline__ void consume(const Params& p, uint32_t shared, uint32_t rank) {
-  const ConsumerLane me(threadIdx.x);
+__device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32_t rank) {
+  const ConsumerLane me(static_cast<int>(renew(threadIdx.x)));
+  const uint32_t shared = renew(window);
   const int row = static_cast<int>(rank) * kRowsPerCta + 16 * me.warp;
   const uint32_t tiles = shared + Shared::kValues + me.warp * 4096;
   const uint32_t barriers = shared + Shared::kBarriers;
-  const uint16_t* order = sequence_order(p, shared);
   const int64_t works = work_count(p);
   uint32_t number = 0;  // items of this cluster so far
   float state[64];
   for (int64_t w = first_work(p); w < works; w = next_work(p, w)) {
-    const Work work = load_work(p, w, order);
+    const Work work = load_work(p, w);
     if (work.sequence < 0) continue;
     if (!work.is_active) {
       if (work.checkpoint < 0) clear_output(p, work, row, me);
       continue;
     }
-    const Slots slots = sequence_slots(p, work.sequence);
     RowScales rows;
     RowCursor cursor = row_cursor(p, work, row, me);
     int due = 0x7fffffff;  // items after which a checkpoint is to be stored
@@ -272,15 +365,40 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t shared, uint32
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 3; ++i) fetch_values(cursor, i, tiles, me);
-    load_state(state, p, work, slots, row, me);
-    for (int index = 0; index < work.items; ++index, ++number) {
-      __syncwarp();
-      fetch_values(cursor, index + 3, tiles, me);
-      ptx::copy_async_wait<3>();
-      __syncwarp();
+    load_state(state, work_source(p, work), work.is_map, row, me);
+    ChainItem item;
+    {
+      float low[2], high[2];
+      half_peaks<0>(low, state);
+      half_peaks<32>(high, state);
+      item.peaks[0] = fmaxf(low[0], high[0]), item.peaks[1] = fmaxf(low[1], high[1]);
+    }
+    ptx::copy_async_wait<2>();
+    __syncwarp();
+    load_values(item, tiles, true, me);
+    int staged = 0;  // outputs of the item before that wait in its tile
+    const int items = work.items;
+    for (int index = 0; index < items; ++index, ++number) {
       const uint32_t slot = number & 3;
-      run_item<C>(state, rows, p, work, cursor, index, shared + Shared::kStage + slot * Stage::kStride,
-                  barriers + slot * 8, (number >> 2) & 1, tiles + (index & 3) * 1024, row, me);
+      ChainPlace at;
+      at.stage = shared + Shared::kStage + slot * Stage::kStride;
+      // Shared addresses carry the CTA's rank in their upper bits, which a descriptor has no room for.
+      at.stage16 = __shfl_sync(0xffffffffu, (at.stage & 0x3ffffu) >> 4, 0);
+      at.tile = tiles + (index & 3) * 1024;
+      at.index = index;
+      at.last_tile = tiles + ((index + 3) & 3) * 1024;
+      const auto before = [&](const StagedOutput& last) {
+        if (index > 0) store_output(last, p, work, cursor, index - 1, staged, at.last_tile, row, me);
+        __syncwarp();
+        fetch_values(cursor, index + 3, tiles, me);
+      };
+      const auto after = [&](ChainItem& following) {
+        ptx::copy_async_wait<2>();
+        __syncwarp();
+        load_values(following, tiles + ((index + 1) & 3) * 1024, (index + 1) % kScaleItems == 0, me);
+      };
+      staged = run_item<C>(state, rows, item, p, work, cursor, at, barriers + slot * 8, (number >> 2) & 1, row, me,
+                           before, after);
       __syncwarp();  // every lane's reads of the stage before the one arrival
       if (me.lane == 0)
         ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(barriers + (kStages + slot) * 8, slot % kClusterSize));
@@ -288,14 +406,16 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t shared, uint32
 #pragma unroll 1
         for (int c = 0; c < p.checkpoints; ++c)
           if (is_checkpoint_due(p, work, c, due))
-            store_state(state, rows, checkpoint_target(p, work.sequence, c), work, row, me);
+            store_state(state, rows, checkpoint_target(p, work.sequence, work.head, c), row, me);
         due = next_checkpoint(p, work.sequence, work.span.length, due);
       }
     }
+    if (items > 0) {
+      const uint32_t tile = tiles + ((items - 1) & 3) * 1024;
+      store_output(load_output(tile, me), p, work, cursor, items - 1, staged, tile, row, me);
+    }
     ptx::copy_async_wait<0>();
-    store_state(state, rows,
-                work.checkpoint < 0 ? final_target(p, slots) : checkpoint_target(p, work.sequence, work.checkpoint),
-                work, row, me);
+    store_state(state, rows, work_target(p, work), row, me);
   }
 }
 

@@ -15,20 +15,30 @@
 
 namespace kda::cuda::prefill_fused {
 
-constexpr int kConsumerRegisters = 200;
-constexpr int kProducerRegisters = 152;
+// Registers of a thread by role: the dyadic form needs more in the producers. The CTA starts with 168 for each of its
+// 384 threads and never gets more: 128 consumers + 256 producers must stay within 64,512, or the kernel hangs.
+template <class C>
+constexpr int kConsumerRegisters = C::kDiagonal == Diagonal::kAnchored ? 200 : 184;
+template <class C>
+constexpr int kProducerRegisters = C::kDiagonal == Diagonal::kAnchored ? 152 : 160;
 
-// Sequence numbers by falling length, ties by number; all threads, then a barrier.
-__device__ inline void order_sequences(const Params& p, uint16_t* order) {
+// Fills the table of sequences and the list of their numbers by falling length, ties by number; all threads.
+__device__ inline void list_sequences(const Params& p) {
   const int n = static_cast<int>(p.sequences);
+  const bool tabled = has_table(p);
+  if (tabled) {
+    for (int i = threadIdx.x; i < n; i += kThreads) sequence_table()[i] = make_entry(p, i);
+    __syncthreads();
+  }
+  if (!has_order(p)) return;
   for (int i = threadIdx.x; i < n; i += kThreads) {
-    const int64_t mine = sequence_span(p, i).length;
+    const int64_t mine = tabled ? sequence_table()[i].length : sequence_span(p, i).length;
     int rank = 0;
     for (int j = 0; j < n; ++j) {
-      const int64_t other = sequence_span(p, j).length;
+      const int64_t other = tabled ? sequence_table()[j].length : sequence_span(p, j).length;
       rank += other > mine || (other == mine && j < i) ? 1 : 0;
     }
-    order[rank] = static_cast<uint16_t>(i);
+    sequence_order()[rank] = static_cast<uint16_t>(i);
   }
 }
 
@@ -39,7 +49,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   const uint32_t rank = ptx::cluster_rank();
   const int warpgroup = static_cast<int>(threadIdx.x) >> 7;
 
-  if (has_order(p)) order_sequences(p, reinterpret_cast<uint16_t*>(s_memory + Shared::kOrder));
+  list_sequences(p);
   // The upper triangles of T' and M are zero and stay so; everything else of a stage is written before it is read.
   for (uint32_t i = threadIdx.x; i < kStages * (Stage::kDecay - Stage::kSolve) / 16; i += kThreads) {
     const uint32_t per_stage = (Stage::kDecay - Stage::kSolve) / 16;
@@ -59,10 +69,10 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   ptx::cluster_wait();
 
   if (warpgroup == 0) {
-    ptx::set_max_registers_up<kConsumerRegisters>();
+    ptx::set_max_registers_up<kConsumerRegisters<C>>();
     consume<C>(p, shared, rank);
   } else {
-    ptx::set_max_registers_down<kProducerRegisters>();
+    ptx::set_max_registers_down<kProducerRegisters<C>>();
     produce<C>(p);
   }
   // A CTA's shared memory must outlive its partner's copies and arrivals.

@@ -14,6 +14,9 @@ enum class Diagonal : int32_t { kDyadic = 0, kAnchored = 1 };
 constexpr float kMinAnchoredBound = -5.198f;  // 16 |lb| log2(e) <= 120
 constexpr float kMinBound = -104.0f;          // below it the gate would need H-6's clamp: `lower_bound` refuses
 enum class Real : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
+// kWhole: sequences as they are. kSummaries: what every segment but the last does to the state. kSegments: all
+// segments.
+enum class Pass : int32_t { kWhole = 0, kSummaries = 1, kSegments = 2 };
 enum class Initial : int32_t { kNone = 0, kAll = 1, kFlags = 2 };
 
 // An int32 or int64 vector in device memory; absent if data is null.
@@ -84,10 +87,22 @@ struct Params {
   Real checkpoint_type = Real::kF32;
   int64_t checkpoint_slot_count = 0;                         // with slots
   int64_t checkpoint_row_stride = 0, checkpoint_stride = 0;  // of n (packed only) and of c or the slot
+
+  // Segments (S-6, S-8): a sequence is cut at multiples of a length that depends on 2^ceil(log2(its length)) /
+  // segments only; 1: never. `pass` is set by the launcher.
+  int32_t segments = 1;
+  Pass pass = Pass::kWhole;
+  float* segment_space = nullptr;  // per (sequence, head): [2 segments - 2] matrices [128, 128], see segments.cuh
 };
 
-// Launches on `stream`; `sm_count` is the device property. Returns the launch error.
+// Launches on `stream`; `sm_count` is the device property. Returns the launch error. With params.segments > 1 and no
+// checkpoints three kernels run one after the other (segments.cuh), and segment_space must hold
+// prefill_fused_workspace() bytes, aligned to 256; its contents before do not matter.
 cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
+// Most segments of a sequence worth cutting for these bounds (S-8), from host facts only; 1: do not cut.
+int choose_segments(int64_t sequences, int32_t value_heads, int64_t tokens, int sm_count);
+// Bytes of Params::segment_space; 0 for segments <= 1.
+int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, int segments);
 // Loads the kernels and sets their attributes (plan creation, Y-20).
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound);
 

@@ -252,14 +252,15 @@ __device__ __forceinline__ void write_quad(const Quad& q, int quad, uint32_t qua
   ptx::store_shared(quads + quad * 512, float4{q.x[0], q.x[1], q.x[2], q.x[3]});
 }
 
-// Sums of squares of this lane's tokens in a block: addresses, so that the loop over blocks carries two registers.
+// Sums of squares of this lane's tokens.
 struct NormView {
   uint32_t a, b;
   __device__ NormView(uint32_t area, const ProducerLane& me)
       : a(area + GroupArea::kSums + me.token_a * 16), b(area + GroupArea::kSums + me.token_b * 16) {}
+  template <int kBlock>
   __device__ Norms load(const Params& p) const {
     const auto factor = [&](uint32_t at, int kind) {
-      const float4 x = ptx::load_shared_f4(at + kind * 512);
+      const float4 x = ptx::load_shared_f4(at + kind * 512 + kBlock * 256);
       return norm_factor(p, (x.x + x.y) + (x.z + x.w));
     };
     return {factor(a, kSumQ), factor(b, kSumQ), factor(a, kSumK), factor(b, kSumK)};
@@ -275,11 +276,11 @@ __device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p
   uint32_t quads = scratch + me.lane * 16;
   const uint32_t total0 = view.fixed<15, 0>(), total1 = total0 + 2048;
   uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
-  uint4 q[2] = {raw.q[0][0], raw.q[0][1]}, k[2] = {raw.k[0][0], raw.k[0][1]};
+  uint4 q[2] = {raw.q[0][0][0], raw.q[0][1][0]}, k[2] = {raw.k[0][0][0], raw.k[0][1][0]};
   Edges columns, k_edges, q_edges;
 #pragma unroll 1
   for (int block = 0; block < 2; ++block) {
-    const Norms norms = sums.load(p);
+    const Norms norms = sums.load<0>(p);
     sums.to_next_block();
     const uint32_t other = block == 0 ? total1 : total0;
     Quad top, lower;
@@ -296,7 +297,7 @@ __device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p
     write_quad(lower, 1, quads);
     quads += 1024;
     if (block == 0) columns = k_edges;
-    q[0] = raw.q[1][0], q[1] = raw.q[1][1], k[0] = raw.k[1][0], k[1] = raw.k[1][1];
+    q[0] = raw.q[1][0][0], q[1] = raw.q[1][1][0], k[0] = raw.k[1][0][0], k[1] = raw.k[1][1][0];
     view.to_next_block();
     at_a += 2048, at_b += 2048;
   }

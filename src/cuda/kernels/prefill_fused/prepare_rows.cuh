@@ -10,6 +10,7 @@
 #include "cuda/kernels/prefill_fused/work.cuh"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/copy.h"
+#include "cuda/ptx/mma.h"
 
 namespace kda::cuda::prefill_fused {
 
@@ -32,19 +33,12 @@ struct ProducerLane {
   __device__ int index() const { return warp * 32 + lane; }  // in the group
 };
 
-// Hides a value's origin, so that what is computed from it is not kept in registers across the item loop.
+// Hides a value's origin: it stays in its register (reading the thread's index or the shared window anew costs tens
+// of cycles), and what is computed from it is not kept across the item loop.
 __device__ __forceinline__ uint32_t renew(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-__device__ __forceinline__ uint64_t renew(uint64_t x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
-__device__ __forceinline__ ProducerLane renew(const ProducerLane& me) {
-  return ProducerLane(static_cast<int>(renew(static_cast<uint32_t>(me.thread))));
-}
-
 // An item of a work: tokens [first, first + count) of its sequence.
 struct Item {
   int64_t first = 0;
@@ -65,15 +59,31 @@ __device__ __forceinline__ int64_t row_offset(const Rows& rows, const Work& work
 
 // Query and key registers of an item.
 struct RawRows {
-  uint4 q[2][2], k[2][2];  // [block][token a, token b], 8 channels
+  uint4 q[2][2][1], k[2][2][1];  // [block][token a, token b], 8 channels
 };
 
-constexpr int kGateBatch = 8;  // tokens of a batch of gate loads
+// Raw gates of a lane's tokens, 8 channels each, as they lie in memory: loaded an item ahead. fp32 gates hold one
+// block at a time.
+template <class GateT>
+struct RawGates;
+template <>
+struct RawGates<uint32_t> {
+  static constexpr int kBlocks = 2;
+  uint4 x[2][2][1];  // [block][token a, token b]
+};
+template <>
+struct RawGates<float2> {
+  static constexpr int kBlocks = 1;
+  uint4 x[1][2][2];
+};
 
 // What a producer group keeps of its open work, in shared memory: byte addresses of the sequence's first token.
 struct Source {
-  static constexpr uint32_t kQ = 0, kK = 8, kGate = 16, kBeta = 24, kLength = 32,
-                            kFactor = 40;  // in GroupArea::kSource
+  static constexpr uint32_t kQ = 0, kK = 8, kGate = 16, kBeta = 24, kLength = 32,  // in GroupArea::kSource
+      kFactors = 40,   // of the gate: {factor, lower bound * log2(e)}
+      kAnchor = 48,    // {2^c, 2^-c} of H-5b
+      kSteps = 56,     // bytes of a token row of q, k
+      kGateStep = 80;  // and of the gate
 };
 
 __device__ __forceinline__ void load_pair(uint32_t& x, const void* base, int64_t element) {
@@ -86,14 +96,10 @@ __device__ __forceinline__ float2 widen_pair(uint32_t x) { return {ptx::bf16_low
 __device__ __forceinline__ float2 widen_pair(float2 x) { return x; }
 
 // A raw gate whose log decay is 0, for rows past the end.
-template <Gate kGate>
-__device__ __forceinline__ uint32_t padding_gate(uint32_t) {
-  return kGate == Gate::kPlain ? 0u : 0xff80ff80u;
-}
-template <Gate kGate>
-__device__ __forceinline__ float2 padding_gate(float2) {
-  const float x = kGate == Gate::kPlain ? 0.0f : -INFINITY;
-  return {x, x};
+template <Gate kGate, class GateT>
+__device__ __forceinline__ uint32_t padding_gate() {
+  if (kGate == Gate::kPlain) return 0u;
+  return sizeof(GateT) == 4 ? 0xff80ff80u : 0xff800000u;
 }
 
 // One instruction; the launcher's caller keeps 32 rows below 2^32 bytes.
@@ -101,23 +107,34 @@ __device__ __forceinline__ uint64_t step_bytes(uint32_t rows, uint32_t bytes) {
   return static_cast<uint64_t>(rows) * bytes;
 }
 
+// base + row * step: one instruction.
+__device__ __forceinline__ const char* row_address(const char* base, uint32_t row, uint32_t step) {
+  uint64_t at;
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(at) : "r"(row), "r"(step), "l"(base));
+  return reinterpret_cast<const char*>(at);
+}
+
 // The initial state of this CTA's rows into the L2: the consumers will want it some items from now.
 __device__ __forceinline__ void prefetch_state(const Params& p, const Work& work) {
-  const Slots slots = sequence_slots(p, work.sequence);
-  if (slots.is_fresh) return;
-  const int size = p.state_in_type == Real::kF32 ? 4 : 2;
-  const int64_t row = static_cast<int64_t>(work.head) * kDim + ptx::cluster_rank() * kRowsPerCta;
-  const char* at = static_cast<const char*>(p.state_in) + (slots.read * p.state_in_stride + row * kDim) * size;
+  const StateSource source = work_source(p, work);
+  if (source.base == nullptr || work.is_map) return;
+  const int size = source.type == Real::kF32 ? 4 : 2;
+  const int64_t first = source.offset + ptx::cluster_rank() * kRowsPerCta * kDim;
+  const char* at = static_cast<const char*>(source.base) + first * size;
   if ((reinterpret_cast<uintptr_t>(at) & 15) == 0)
     ptx::prefetch_block_to_l2(at, kRowsPerCta * kDim * static_cast<uint32_t>(size));
 }
 
-// Opens a work for a group: all 128 threads; returns its items. Group barriers must separate it from readers of the
-// work before and of this one. Not inlined: runs once a work, and would cost the item loop registers.
+// 2^c of H-5b; at most 2^60 for the bounds that the anchored form serves (kMinAnchoredBound).
+__device__ __forceinline__ float anchor_scale(float lower_bound) {
+  const int c = static_cast<int>(8.0f * fabsf(lower_bound) * kLog2e);
+  return __int_as_float((127 + min(c, 60)) << 23);
+}
+
+// Opens a work for a group: all 128 threads. Group barriers must separate it from readers of the work before and of
+// this one.
 template <Gate kGate, class GateT>
-__device__ __noinline__ int open_source(const Params& p, int64_t w, const uint16_t* order, uint32_t area, int index) {
-  const Work work = load_work(p, w, order);
-  if (work.items == 0) return 0;
+__device__ __forceinline__ void open_source(const Params& p, const Work& work, uint32_t area, int index) {
   const int query_head = work.head / (p.value_heads / p.heads);
   const uint32_t source = area + GroupArea::kSource;
   if (index == 0) {
@@ -132,12 +149,16 @@ __device__ __noinline__ int open_source(const Params& p, int64_t w, const uint16
                       bytes(p.beta, row_offset(p.beta_rows, work, 0, work.head), p.beta_type == Real::kF32 ? 4 : 2));
     ptx::store_shared(source + Source::kLength, static_cast<uint64_t>(work.span.length));
     const float factor = gate_factor(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
-    ptx::store_shared(source + Source::kFactor, factor);
+    ptx::store_shared(source + Source::kFactors, float2{factor, p.lower_bound * kLog2e});
+    const float scale = anchor_scale(p.lower_bound);
+    ptx::store_shared(source + Source::kAnchor, float2{scale, 1.0f / scale});
+    ptx::store_shared(source + Source::kSteps,
+                      uint2{2 * static_cast<uint32_t>(p.q_rows.token), 2 * static_cast<uint32_t>(p.k_rows.token)});
+    ptx::store_shared(source + Source::kGateStep,
+                      static_cast<uint32_t>(sizeof(GateT) / 2) * static_cast<uint32_t>(p.gate_rows.token));
   }
-  if (index == 32 && threadIdx.x < 256) prefetch_state(p, work);
   const float bias = p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(work.head) * kDim + index] : 0.0f;
   ptx::store_shared(area + GroupArea::kBias + index * 4, bias);
-  return work.items;
 }
 
 // Tokens of item `index`, at most kChunk (more than that or fewer than 1 at the ends never matter).
@@ -150,108 +171,151 @@ __device__ __forceinline__ int item_count(uint32_t area, int index) {
 __device__ __forceinline__ const char* source_row(uint32_t area, uint32_t tensor, int index, uint32_t step,
                                                   uint32_t column) {
   const uint64_t base = ptx::load_shared_u64(area + GroupArea::kSource + tensor);
-  return reinterpret_cast<const char*>(
-      renew(base + static_cast<uint64_t>(static_cast<uint32_t>(index) * kChunk) * step + column));
+  return row_address(reinterpret_cast<const char*>(base + column), static_cast<uint32_t>(index) * kChunk, step);
 }
 
-__device__ __forceinline__ void load_rows(RawRows& raw, const Params& p, uint32_t area, int index, int count,
-                                          const ProducerLane& me) {
-  const uint32_t q_step = 2 * static_cast<uint32_t>(p.q_rows.token);
-  const uint32_t k_step = 2 * static_cast<uint32_t>(p.k_rows.token);
-  const uint32_t column = 2 * (32 * me.warp + 8 * me.c);
-  const char* q = source_row(area, Source::kQ, index, q_step, column);
-  const char* k = source_row(area, Source::kK, index, k_step, column);
+// This lane's tokens of blocks [first, first + kBlocks) from base + token * step bytes; the rows from token `last` +
+// 1 on, which do not exist, are read as row `last`.
+template <int kBlocks, int kParts>
+__device__ __forceinline__ void load_tokens(uint4 (&x)[kBlocks][2][kParts], const char* base, uint32_t step,
+                                            int first, int last, const ProducerLane& me) {
 #pragma unroll
-  for (int block = 0; block < 2; ++block) {
+  for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      const int token = 16 * block + (side == 0 ? me.token_a : me.token_b);
-      const bool valid = token < count;
-      raw.q[block][side] = valid ? ptx::load_global_16(q + step_bytes(token, q_step)) : uint4{};
-      raw.k[block][side] = valid ? ptx::load_global_16(k + step_bytes(token, k_step)) : uint4{};
+      const int token = 16 * (first + block) + (side == 0 ? me.token_a : me.token_b);
+      const char* at = row_address(base, min(token, last), step);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) x[block][side][part] = ptx::load_global_16(at + 16 * part);
     }
   }
 }
 
-// Asks the L2 for this warp's columns of a later item of the open work: lane = token.
-template <class GateT>
-__device__ __forceinline__ void prefetch_rows(const Params& p, uint32_t area, int index, const ProducerLane& me) {
-  if (me.lane >= item_count(area, index)) return;
-  const uint32_t q_step = 2 * static_cast<uint32_t>(p.q_rows.token);
-  const uint32_t k_step = 2 * static_cast<uint32_t>(p.k_rows.token);
-  const uint32_t size = static_cast<uint32_t>(sizeof(GateT) / 2);
-  const uint32_t gate_step = size * static_cast<uint32_t>(p.gate_rows.token);
-  const uint32_t column = 32 * me.warp;
-  ptx::prefetch_to_l2(source_row(area, Source::kQ, index, q_step, 2 * column) + step_bytes(me.lane, q_step));
-  ptx::prefetch_to_l2(source_row(area, Source::kK, index, k_step, 2 * column) + step_bytes(me.lane, k_step));
-  ptx::prefetch_to_l2(source_row(area, Source::kGate, index, gate_step, size * column) +
-                      step_bytes(me.lane, gate_step));
+// Rows from `count` on become `padding` (H-7). Only the last item of a sequence needs it.
+template <int kBlocks, int kParts>
+__device__ __forceinline__ void pad_tokens(uint4 (&x)[kBlocks][2][kParts], int first, int count, uint32_t padding,
+                                           const ProducerLane& me) {
+  if (__builtin_expect(count >= kChunk, 1)) return;
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int token = 16 * (first + block) + (side == 0 ? me.token_a : me.token_b);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+        if (token >= count) x[block][side][part] = uint4{padding, padding, padding, padding};
+    }
+  }
 }
 
-__device__ __forceinline__ float load_beta_logit(const Params& p, uint32_t area, int index, int lane) {
-  const bool is_wide = p.beta_type == Real::kF32;
+__device__ __forceinline__ void load_rows(RawRows& raw, uint32_t area, int index, int count, const ProducerLane& me) {
+  const uint2 steps = ptx::load_shared_u2(area + GroupArea::kSource + Source::kSteps);
+  const uint32_t column = 2 * (32 * me.warp + 8 * me.c);
+  load_tokens(raw.q, source_row(area, Source::kQ, index, steps.x, column), steps.x, 0, count - 1, me);
+  load_tokens(raw.k, source_row(area, Source::kK, index, steps.y, column), steps.y, 0, count - 1, me);
+}
+
+// Gates of blocks [first, first + kBlocks).
+template <Gate kGate, class GateT>
+__device__ __forceinline__ void load_gates(RawGates<GateT>& raw, uint32_t area, int index, int first, int count,
+                                           const ProducerLane& me) {
+  constexpr uint32_t kSize = sizeof(GateT) / 2;
+  const uint32_t step = ptx::load_shared_u32(area + GroupArea::kSource + Source::kGateStep);
+  const char* base = source_row(area, Source::kGate, index, step, kSize * (32 * me.warp + 8 * me.c));
+  load_tokens(raw.x, base, step, first, count - 1, me);
+}
+
+// The raw gates as fp32 to where their prefix sums will stand.
+template <Gate kGate, class GateT>
+__device__ __forceinline__ void stage_gates(RawGates<GateT>& raw, int first, int count, uint32_t scratch,
+                                            const ProducerLane& me) {
+  pad_tokens(raw.x, first, count, padding_gate<kGate, GateT>(), me);
+#pragma unroll
+  for (int block = 0; block < RawGates<GateT>::kBlocks; ++block) {
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const uint32_t token = side == 0 ? me.token_a : me.token_b;
+      const uint32_t at = scratch + prefix_offset(token, 2 * me.c) + (first + block) * 2048;
+      const uint4& x = raw.x[block][side][0];
+      if constexpr (sizeof(GateT) == 4) {
+        ptx::store_shared(at,
+                          float4{ptx::bf16_low(x.x), ptx::bf16_high(x.x), ptx::bf16_low(x.y), ptx::bf16_high(x.y)});
+        ptx::store_shared(at ^ 16,
+                          float4{ptx::bf16_low(x.z), ptx::bf16_high(x.z), ptx::bf16_low(x.w), ptx::bf16_high(x.w)});
+      } else {
+        ptx::store_shared(at, x);
+        ptx::store_shared(at ^ 16, raw.x[block][side][1]);
+      }
+    }
+  }
+}
+
+// Asks the L2 for this warp's query and key columns of a later item of the open work: lane = token.
+__device__ __forceinline__ void prefetch_rows(uint32_t area, int index, const ProducerLane& me) {
+  if (me.lane >= item_count(area, index)) return;
+  const uint2 steps = ptx::load_shared_u2(area + GroupArea::kSource + Source::kSteps);
+  const uint32_t column = 64 * me.warp;
+  ptx::prefetch_to_l2(row_address(source_row(area, Source::kQ, index, steps.x, column), me.lane, steps.x));
+  ptx::prefetch_to_l2(row_address(source_row(area, Source::kK, index, steps.y, column), me.lane, steps.y));
+}
+
+// The raw beta of token `lane` of an item, as it lies in memory: widened only when it is needed (raw_beta).
+__device__ __forceinline__ uint32_t load_raw_beta(const Params& p, uint32_t area, int index, int lane) {
   const uint64_t base = ptx::load_shared_u64(area + GroupArea::kSource + Source::kBeta);
   const int64_t at = (static_cast<int64_t>(index) * kChunk + lane) * p.beta_rows.token;
-  return is_wide ? reinterpret_cast<const float*>(base)[at]
-                 : __uint_as_float(static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(base)[at]) << 16);
+  return p.beta_type == Real::kF32 ? reinterpret_cast<const uint32_t*>(base)[at]
+                                   : reinterpret_cast<const uint16_t*>(base)[at];
+}
+__device__ __forceinline__ float raw_beta(const Params& p, uint32_t raw) {
+  return __uint_as_float(p.beta_type == Real::kF32 ? raw : raw << 16);
 }
 
-template <Gate kGate, class GateT>
-__device__ __forceinline__ void load_gates(GateT (&raw)[kGateBatch], const char* gate, uint32_t step, int left) {
+// kCount tokens of a channel pair, from `at` on, log decays added up in place. The swizzle changes every four tokens.
+template <Gate kGate, int kCount>
+__device__ __forceinline__ void add_gates(float2& sum, const float2 (&raw)[kCount], uint32_t at, const float2& bias,
+                                          const float2& factors) {
 #pragma unroll
-  for (int t = 0; t < kGateBatch; ++t) {
-    raw[t] = padding_gate<kGate>(GateT{});
-    if (t < left) raw[t] = ptx::load_global_once(reinterpret_cast<const GateT*>(gate + step_bytes(t, step)));
+  for (int t = 0; t < kCount; ++t) {
+    sum.x = add_log_decay<kGate>(sum.x, raw[t].x, bias.x, factors.x, factors.y);
+    sum.y = add_log_decay<kGate>(sum.y, raw[t].y, bias.y, factors.x, factors.y);
+    ptx::store_shared((t < 4 ? at : at ^ 16) + t * 128, sum);
   }
 }
-
-// A lane's gate rows of an item.
-struct GateRows {
-  const char* at;
-  uint32_t step;
-  int left;  // valid rows from `at` on
-};
-
-template <class GateT>
-__device__ __forceinline__ GateRows gate_rows(const Params& p, uint32_t area, int index, const ProducerLane& me) {
-  const uint32_t size = static_cast<uint32_t>(sizeof(GateT) / 2);
-  const int first = (me.lane >> 4) * 16;
-  GateRows rows;
-  rows.step = size * static_cast<uint32_t>(p.gate_rows.token);
-  rows.at = source_row(area, Source::kGate, index, rows.step, size * (32 * me.warp + 2 * (me.lane & 15))) +
-            step_bytes(first, rows.step);
-  rows.left = item_count(area, index) - first;
-  return rows;
+template <int kCount>
+__device__ __forceinline__ void load_pairs(float2 (&raw)[kCount], uint32_t at) {
+#pragma unroll
+  for (int t = 0; t < kCount; ++t) raw[t] = ptx::load_shared_f2((t < 4 ? at : at ^ 16) + t * 128);
 }
 
-// Block-local inclusive prefix sums of log2-decays to this warp's scratch (H-3c). `next` holds the first batch.
-template <Gate kGate, class GateT>
-__device__ __forceinline__ void write_prefix_sums(const Params& p, uint32_t area, int index, const ProducerLane& me,
-                                                  uint32_t scratch, GateT (&next)[kGateBatch]) {
+// Raw gates in this warp's scratch to block-local inclusive prefix sums of log2-decays, in place (H-3c): a lane owns
+// a channel pair of 16 tokens.
+template <Gate kGate>
+__device__ __forceinline__ void write_prefix_sums(uint32_t area, const ProducerLane& me, uint32_t scratch) {
   const int pair = me.lane & 15;
-  GateRows rows = gate_rows<GateT>(p, area, index, me);
   const float2 bias = ptx::load_shared_f2(area + GroupArea::kBias + (32 * me.warp + 2 * pair) * 4);
-  const float factor = ptx::load_shared_f1(area + GroupArea::kSource + Source::kFactor);
-  // prefix_offset(first + t, pair / 2): the swizzle changes every four tokens.
+  const float2 factors = ptx::load_shared_f2(area + GroupArea::kSource + Source::kFactors);
   uint32_t at = scratch + (me.lane >> 4) * 2048 + (pair >> 1) * 16 + (pair & 1) * 8;
-  const float bound = p.lower_bound * kLog2e;
-  float sum0 = 0.0f, sum1 = 0.0f;
-  GateT raw[kGateBatch];
+  float2 sum = {0.0f, 0.0f};
+  if constexpr (kGate == Gate::kBounded) {
+    float2 next[8];
+    load_pairs(next, at);
 #pragma unroll 1
-  for (int batch = 0; batch < 16 / kGateBatch; ++batch) {
+    for (int batch = 0; batch < 2; ++batch) {
+      float2 raw[8];
 #pragma unroll
-    for (int t = 0; t < kGateBatch; ++t) raw[t] = next[t];
-    rows.at += step_bytes(kGateBatch, rows.step);
-    rows.left = batch == 0 ? rows.left - kGateBatch : 0;
-    load_gates<kGate>(next, rows.at, rows.step, rows.left);
-#pragma unroll
-    for (int t = 0; t < kGateBatch; ++t) {
-      const float2 x = widen_pair(raw[t]);
-      sum0 = add_log_decay<kGate>(sum0, x.x, bias.x, factor, bound);
-      sum1 = add_log_decay<kGate>(sum1, x.y, bias.y, factor, bound);
-      ptx::store_shared((t < 4 ? at : at ^ 16) + t * 128, float2{sum0, sum1});
+      for (int t = 0; t < 8; ++t) raw[t] = next[t];
+      if (batch == 0) load_pairs(next, at + 1024);  // ahead of use: shared memory answers late here
+      add_gates<kGate>(sum, raw, at, bias, factors);
+      at += 1024;
     }
-    at += kGateBatch * 128;
+  } else {  // a longer body: fewer copies of it
+#pragma unroll 1
+    for (int batch = 0; batch < 4; ++batch) {
+      float2 raw[4];
+      load_pairs(raw, at);
+      add_gates<kGate>(sum, raw, at, bias, factors);
+      at = (at + 512) ^ 16;
+    }
   }
 }
 
@@ -259,39 +323,51 @@ __device__ __forceinline__ float load_prefix(uint32_t scratch, int token, int ch
   return ptx::load_shared_f1(scratch + prefix_offset(token, channel >> 2) + (channel & 3) * 4);
 }
 
-// Sums over this lane's 8 channels.
-__device__ __forceinline__ void add_products(const uint4& q, const uint4& k, float& qq, float& kk, float& qk) {
-  const uint32_t qs[4] = {q.x, q.y, q.z, q.w};
-  const uint32_t ks[4] = {k.x, k.y, k.z, k.w};
-  qq = kk = qk = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float q0 = ptx::bf16_low(qs[i]), q1 = ptx::bf16_high(qs[i]);
-    const float k0 = ptx::bf16_low(ks[i]), k1 = ptx::bf16_high(ks[i]);
-    qq = fmaf(q0, q0, fmaf(q1, q1, qq));
-    kk = fmaf(k0, k0, fmaf(k1, k1, kk));
-    qk = fmaf(q0, k0, fmaf(q1, k1, qk));
-  }
+// This lane's share of x.y for its token, in lanes with c = g / 2: on the tensor cores, exact products of bf16. Of
+// the rows (x.x, x.y) of 8 tokens times the columns y.x, then y.y, the diagonals are wanted.
+__device__ __forceinline__ float token_product(const uint4& x, const uint4& y, bool odd) {
+  float even_words[4] = {}, odd_words[4] = {};
+  ptx::mma_m16n8k8_bf16(even_words, x.x, x.y, y.x);
+  ptx::mma_m16n8k8_bf16(odd_words, x.x, x.y, y.y);
+  ptx::mma_m16n8k8_bf16(even_words, x.z, x.w, y.z);
+  ptx::mma_m16n8k8_bf16(odd_words, x.z, x.w, y.w);
+  return odd ? even_words[1] + odd_words[3] : even_words[0] + odd_words[2];
 }
 
-// Writes this warp's share of |q|^2, |k|^2 and q.k of every token; a group barrier must follow.
+// A block's raw rows of both tokens.
+struct BlockRows {
+  uint4 q[2], k[2];
+};
+__device__ __forceinline__ BlockRows block_rows(const RawRows& raw, int block) {
+  return {{raw.q[block][0][0], raw.q[block][1][0]}, {raw.k[block][0][0], raw.k[block][1][0]}};
+}
+
+// Writes this warp's share of |q|^2, |k|^2 (and q.k) of every token; a group barrier must follow.
 template <int kKinds>
 __device__ __forceinline__ void write_sums(const RawRows& raw, const ProducerLane& me, uint32_t area) {
-#pragma unroll
-  for (int block = 0; block < 2; ++block) {
+  const bool odd = (me.g & 1) != 0;
+  const bool writes = me.c == me.g >> 1;
+  uint32_t at_a = area + GroupArea::kSums + me.warp * 4 + me.token_a * 16;
+  uint32_t at_b = area + GroupArea::kSums + me.warp * 4 + me.token_b * 16;
+  BlockRows rows = block_rows(raw, 0);
+#pragma unroll 1
+  for (int block = 0; block < 2; ++block) {  // a loop: all products at once would take too many registers
+    float sums[2][kKinds];
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      float sums[3];
-      add_products(raw.q[block][side], raw.k[block][side], sums[0], sums[1], sums[2]);
+      sums[side][0] = token_product(rows.q[side], rows.q[side], odd);
+      sums[side][1] = token_product(rows.k[side], rows.k[side], odd);
+      if constexpr (kKinds == 3) sums[side][2] = token_product(rows.q[side], rows.k[side], odd);
+    }
+    if (writes) {
 #pragma unroll
       for (int kind = 0; kind < kKinds; ++kind) {
-        sums[kind] += __shfl_xor_sync(0xffffffffu, sums[kind], 1);
-        sums[kind] += __shfl_xor_sync(0xffffffffu, sums[kind], 2);
+        ptx::store_shared(at_a + kind * 512, sums[0][kind]);
+        ptx::store_shared(at_b + kind * 512, sums[1][kind]);
       }
-      const int token = 16 * block + (side == 0 ? me.token_a : me.token_b);
-      const float mine = me.c == 0 ? sums[0] : (me.c == 1 || kKinds == 2 ? sums[1] : sums[2]);
-      if (me.c < kKinds) ptx::store_shared(area + GroupArea::kSums + (me.c * 32 + token) * 16 + me.warp * 4, mine);
     }
+    at_a += 256, at_b += 256;
+    rows = block_rows(raw, 1);
   }
 }
 

@@ -2,7 +2,7 @@
 //
 // Waits: empty[stage] (both CTAs' consumers have read the stage) before the first operand store; group barriers
 // between the steps that exchange data among its four warps. Publishes: full[stage] here by an arrival, in the other
-// CTA by a bulk copy of the stage.
+// CTA by two bulk copies: the operands before the solve, the rest after it.
 #pragma once
 
 #include "cuda/kernels/prefill_fused/solve.cuh"
@@ -23,40 +23,43 @@ struct Position {
   int index, items;
 };
 
-// Opens the work that holds item `position.index`; items 0: there is none. All 128 threads of the group.
+// Opens the work that holds item `position.index`; items 0: there is none. All 128 threads of the group. Not inlined:
+// runs once a work, and would cost the item loop registers.
 template <class C>
-__device__ __noinline__ Position open_work(const Params& p, Position position, uint32_t shared, uint32_t area,
-                                           int index_in_group, int group) {
-  const uint16_t* order = sequence_order(p, shared);
+__device__ __noinline__ Position open_work(const Params& p, Position position, uint32_t area, int index_in_group,
+                                           int group) {
   const int64_t works = work_count(p);
+  int64_t w = static_cast<int64_t>(ptx::load_shared_u64(area + GroupArea::kNextWork));
+  Work work;
   do {
     position.index -= position.items;
-    ptx::named_barrier(1 + group, 128);
-    const uint64_t w = ptx::load_shared_u64(area + GroupArea::kNextWork);
-    if (static_cast<int64_t>(w) >= works) return {0, 0};
-    ptx::named_barrier(1 + group, 128);
-    if (index_in_group == 0)
-      ptx::store_shared(area + GroupArea::kNextWork, static_cast<uint64_t>(next_work(p, static_cast<int64_t>(w))));
-    position.items =
-        open_source<C::kGate, typename C::GateT>(p, static_cast<int64_t>(w), order, area, index_in_group);
+    if (w >= works) return {0, 0};
+    work = load_work(p, w);
+    position.items = work.items;
+    w = next_work(p, w);
+    if (group == 0 && index_in_group == 32 && work.items > 0) prefetch_state(p, work);
   } while (position.index >= position.items);
+  ptx::named_barrier(1 + group, 128);  // everyone has read which work comes next, and is done with the one before
+  if (index_in_group == 0) ptx::store_shared(area + GroupArea::kNextWork, static_cast<uint64_t>(w));
+  open_source<C::kGate, typename C::GateT>(p, work, area, index_in_group);
   ptx::named_barrier(1 + group, 128);
   return position;
 }
 
-// What is loaded an item ahead: the first batch of gate rows, and the raw beta of token `lane` (warp 0).
+// What is loaded an item ahead: gate rows, and the raw beta of token `lane` (warp 0).
 template <class GateT>
 struct Ahead {
-  GateT gates[kGateBatch];
-  float beta;
+  RawGates<GateT> gates;
+  uint32_t beta;
 };
 
-// Where a group works. Made anew for every step of an item: kept in registers, it would leave too few for the
-// operands.
+// Where a group works, from the thread's index and the shared window. Made anew for the steps of an item: kept in
+// registers, it would leave too few for the operands.
 struct Place {
   ProducerLane me;
   uint32_t rank, number, shared, area, group_scratch, scratch, stage, full;
-  __device__ Place() : me(ptx::thread_index_here()), rank(ptx::cluster_rank_here()), shared(shared_base()) {
+  __device__ Place(uint32_t thread, uint32_t window)
+      : me(static_cast<int>(renew(thread))), rank(ptx::rank_of_window(window)), shared(renew(window)) {
     number = me.group * kClusterSize + rank;  // its stage
     area = shared + Shared::kGroup + me.group * Shared::kGroupBytes;
     group_scratch = shared + Shared::kScratch + me.group * 16384;
@@ -68,67 +71,93 @@ struct Place {
 
 // First step of an item: prefix sums, norms, beta; a group barrier must follow.
 template <class C>
-__device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index,
+__device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index, const Place& at,
                                              Ahead<typename C::GateT>& ahead) {
   using GateT = typename C::GateT;
-  const Place at;
   const ProducerLane& me = at.me;
   const int count = item_count(at.area, index);
-  load_rows(raw, p, at.area, index, count, me);
+  stage_gates<C::kGate>(ahead.gates, 0, count, at.scratch, me);
+  if constexpr (RawGates<GateT>::kBlocks == 1) {
+    load_gates<C::kGate>(ahead.gates, at.area, index, 1, count, me);
+    stage_gates<C::kGate>(ahead.gates, 1, count, at.scratch, me);
+  }
+  // The other gates' longer arithmetic needs the registers that the rows would wait in.
+  constexpr bool kRowsFirst = C::kGate == Gate::kBounded;
+  if constexpr (kRowsFirst) load_rows(raw, at.area, index, count, me);
   if (me.warp == 0)
-    ptx::store_shared(at.area + GroupArea::kBeta + me.lane * 4, me.lane < count ? beta_value(p, ahead.beta) : 0.0f);
-  write_prefix_sums<C::kGate, GateT>(p, at.area, index, me, at.scratch, ahead.gates);
+    ptx::store_shared(at.area + GroupArea::kBeta + me.lane * 4,
+                      me.lane < count ? beta_value(p, raw_beta(p, ahead.beta)) : 0.0f);
+  __syncwarp();
+  write_prefix_sums<C::kGate>(at.area, me, at.scratch);
+  if constexpr (!kRowsFirst) load_rows(raw, at.area, index, count, me);
+  pad_tokens(raw.q, 0, count, 0, me);
+  pad_tokens(raw.k, 0, count, 0, me);
   write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3>(raw, me, at.area);
-  prefetch_rows<GateT>(p, at.area, index + kStages, me);
+  prefetch_rows(at.area, index + kStages, me);
 }
 
 // Second step: waits for the stage; operands and partial scores; a group barrier must follow.
 template <class C>
-__device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, uint32_t parity) {
-  const Place at;
+__device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, const Place& at) {
+  const uint32_t parity = static_cast<uint32_t>(ptx::load_shared_u64(at.area + GroupArea::kPosition) >> 32) & 1;
   ptx::mbarrier_wait(at.full + kStages * 8, parity);
   const int channel = at.me.lane;
-  const float total = load_prefix(at.scratch, 15, channel) + load_prefix(at.scratch, 31, channel);
-  ptx::store_shared(at.stage + Stage::kDecay + (32 * at.me.warp + channel) * 4, exp2_exact(total));
-  if constexpr (C::kDiagonal == Diagonal::kAnchored) build_anchored(raw, p, at.me, at.scratch, at.area, at.stage);
-  else build_dyadic(raw, p, at.me, at.scratch, at.area, at.stage);
+  const float total0 = load_prefix(at.scratch, 15, channel), total1 = load_prefix(at.scratch, 31, channel);
+  ptx::store_shared(at.stage + Stage::kDecay + (32 * at.me.warp + channel) * 4, exp2_exact(total0 + total1));
+  if (at.me.warp == 0) {
+    const float beta = ptx::load_shared_f1(at.area + GroupArea::kBeta + channel * 4);
+    const bool tame = p.normalize && beta >= 0.0f && beta <= 2.0f;
+    const uint32_t wild = __any_sync(0xffffffffu, !tame);
+    if (channel == 0) ptx::store_shared(at.stage + Stage::kWild, wild);
+  }
+  if constexpr (C::kDiagonal == Diagonal::kAnchored) {
+    const uint32_t totals = at.area + GroupArea::kTotals + at.me.warp * 256 + channel * 4;
+    ptx::store_shared(totals, ptx::exp2_approx(total0));
+    ptx::store_shared(totals + 128, ptx::exp2_approx(total1));
+    __syncwarp();
+    build_anchored(raw, p, at.me, at.scratch, at.area, at.stage);
+  } else {
+    build_dyadic(raw, p, at.me, at.scratch, at.area, at.stage);
+  }
 }
 
 template <Diagonal kDiagonal>
-__device__ __forceinline__ void solve_item(const Params& p, const ProducerLane& me, uint32_t group_scratch,
-                                           uint32_t area, uint32_t stage) {
-  const uint32_t barrier = 1 + me.group;
-  reduce_scores<kDiagonal>(p, group_scratch, area, stage, me);
-  ptx::named_barrier(barrier, 128);
-  if (me.warp == 2 * me.group) invert_diagonal_blocks(group_scratch, area, me.lane);
-  ptx::named_barrier(barrier, 128);
-  multiply_lower_left(group_scratch, area, me.index());
-  publish_diagonal_blocks(group_scratch, area, stage, me.index());
-  ptx::named_barrier(barrier, 128);
-  publish_lower_left(group_scratch, area, stage, me.warp, me.index());
+__device__ __forceinline__ void solve_item(const Params& p, const Place& at) {
+  reduce_scores<kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
+  ptx::named_barrier(1 + at.me.group, 128);
+  // The first block column is the longest; warp 0, which has the most else to do, takes the last.
+  solve_block_column(at.scratch, at.area, at.stage, 3 - at.me.warp, at.me.lane);
 }
 
 template <class C>
 __device__ __forceinline__ void load_ahead(const Params& p, const Position& position, const Place& at,
                                            Ahead<typename C::GateT>& ahead) {
-  GateRows rows = gate_rows<typename C::GateT>(p, at.area, position.index, at.me);
-  const int count = position.items == 0 ? 0 : item_count(at.area, position.index);
-  load_gates<C::kGate>(ahead.gates, rows.at, rows.step, position.items == 0 ? 0 : rows.left);
-  ahead.beta = 0.0f;
-  if (at.me.warp == 0 && at.me.lane < count) ahead.beta = load_beta_logit(p, at.area, position.index, at.me.lane);
+  ahead.beta = 0;
+  if (position.items == 0) return;
+  const int count = item_count(at.area, position.index);
+  load_gates<C::kGate>(ahead.gates, at.area, position.index, 0, count, at.me);
+  if (at.me.warp == 0 && at.me.lane < count) ahead.beta = load_raw_beta(p, at.area, position.index, at.me.lane);
 }
 
-// The stage to the consumers here and, by a bulk copy, to those of the other CTA.
+// Sends bytes [kFrom, kTo) of the stage to the other CTA; they count on its full barrier. One thread, after a group
+// barrier before which every writer fenced the async proxy.
+template <uint32_t kFrom, uint32_t kTo>
+__device__ __forceinline__ void send_stage(const Place& at) {
+  ptx::bulk_copy_to_cluster(ptx::map_shared_rank(at.stage + kFrom, at.rank ^ 1), at.stage + kFrom, kTo - kFrom,
+                            ptx::map_shared_rank(at.full, at.rank ^ 1));
+}
+
+// The rest of the stage, what the solve made, to the other CTA, and the whole to the consumers of both.
 __device__ __forceinline__ void publish_stage(const Place& at) {
   ptx::fence_async_proxy();
   ptx::named_barrier(1 + at.me.group, 128);
   if (at.me.index() != 0) return;
-  const uint32_t other_full = ptx::map_shared_rank(at.full, at.rank ^ 1);
   ptx::mbarrier_arrive(at.full);
-  ptx::mbarrier_arrive_expect_cluster(other_full, Stage::kBytes);
-  ptx::bulk_copy_to_cluster(ptx::map_shared_rank(at.stage, at.rank ^ 1), at.stage, Stage::kBytes, other_full);
+  ptx::mbarrier_arrive_expect_cluster(ptx::map_shared_rank(at.full, at.rank ^ 1), Stage::kBytes);
+  send_stage<Stage::kSolve, Stage::kBytes>(at);
 }
 
+// The open item of a group, kept in shared memory: registers are short while operands are made.
 __device__ __forceinline__ void keep_position(const Position& position, uint32_t parity, const Place& at) {
   if (at.me.index() != 0) return;
   ptx::store_shared(at.area + GroupArea::kPosition,
@@ -138,43 +167,44 @@ __device__ __forceinline__ void keep_position(const Position& position, uint32_t
 
 template <class C>
 __device__ __forceinline__ void produce(const Params& p) {
+  const uint32_t thread = renew(threadIdx.x), window = renew(ptx::shared_address(s_memory));
   Ahead<typename C::GateT> ahead;
   {
-    const Place at;
+    const Place at(thread, window);
     if (at.me.index() == 0) ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_work(p)));
-    const Position position =
-        open_work<C>(p, {static_cast<int>(at.number), 0}, at.shared, at.area, at.me.index(), at.me.group);
+    ptx::named_barrier(1 + at.me.group, 128);
+    const Position position = open_work<C>(p, {static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
     load_ahead<C>(p, position, at, ahead);
     keep_position(position, 1, at);  // parity 1: the first wait for an empty stage passes at once
     ptx::named_barrier(1 + at.me.group, 128);
   }
   while (true) {
-    uint32_t items_parity;
     {
-      const Place at;
-      const uint64_t kept = ptx::load_shared_u64(at.area + GroupArea::kPosition);
-      items_parity = static_cast<uint32_t>(kept >> 32);
-      if (items_parity < 2) return;
       RawRows raw;
-      prepare_rows<C>(raw, p, static_cast<int>(static_cast<uint32_t>(kept)), ahead);
-      ptx::named_barrier(1 + at.me.group, 128);
-      prepare_operands<C>(raw, p, items_parity & 1);
+      {
+        const Place at(thread, window);
+        const uint64_t open = ptx::load_shared_u64(at.area + GroupArea::kPosition);
+        if (static_cast<uint32_t>(open >> 33) == 0) return;
+        prepare_rows<C>(raw, p, static_cast<int>(static_cast<uint32_t>(open)), at, ahead);
+        ptx::named_barrier(1 + at.me.group, 128);
+      }
+      prepare_operands<C>(raw, p, Place(thread, window));
     }
-    const Place next;
+    const Place at(thread, window);
     {
-      const uint64_t same = ptx::load_shared_u64(next.area + GroupArea::kPosition);
+      const uint64_t same = ptx::load_shared_u64(at.area + GroupArea::kPosition);
       Position position = {static_cast<int>(static_cast<uint32_t>(same)) + kStages,
                            static_cast<int>(static_cast<uint32_t>(same >> 33))};
       const uint32_t parity = static_cast<uint32_t>(same >> 32) & 1;
-      ptx::named_barrier(1 + next.me.group, 128);  // everyone has read it, and written partial scores
-      if (position.index >= position.items)
-        position = open_work<C>(p, position, next.shared, next.area, next.me.index(), next.me.group);
-      load_ahead<C>(p, position, next, ahead);
-      keep_position(position, parity ^ 1, next);
+      ptx::fence_async_proxy();
+      ptx::named_barrier(1 + at.me.group, 128);  // everyone has read it, and written partial scores and operands
+      if (at.me.index() == 0) send_stage<0, Stage::kSolve>(at);  // while the solve runs
+      if (position.index >= position.items) position = open_work<C>(p, position, at.area, at.me.index(), at.me.group);
+      load_ahead<C>(p, position, at, ahead);
+      keep_position(position, parity ^ 1, at);
     }
-    const Place solve_at;
-    solve_item<C::kDiagonal>(p, solve_at.me, solve_at.group_scratch, solve_at.area, solve_at.stage);
-    publish_stage(Place());
+    solve_item<C::kDiagonal>(p, at);
+    publish_stage(at);
   }
 }
 

@@ -1,7 +1,7 @@
 // The serial chain of one warpgroup: 64 value rows, fp32 state in accumulators, every product's A operand made from
 // the accumulators of the one before (V-major, H-1):
 //   R = V - S K~^T      U = R T'^T (two terms)      O = S Q~^T + U M^T      S <- S diag(decay) + U K^ (two terms)
-// The accumulators hold s S, s one power of two per row and item (N-7).
+// The accumulators hold s S, s one power of two per row and two items (N-7, with 64 tokens as the chunk of its rule).
 #pragma once
 
 #include "cuda/kernels/prefill_fused/shared_plan.cuh"
@@ -31,53 +31,59 @@ __device__ __forceinline__ void scale_of_exponent(int exponent, float& scale, fl
 
 __device__ __forceinline__ int exponent_of(float magnitude) { return (__float_as_int(magnitude) >> 23) & 255; }
 
-// Chooses the item's scales (N-7) from the state and the values of its first token, and rescales the accumulators.
-__device__ __forceinline__ void rescale_state(float (&state)[64], RowScales& rows, const uint32_t (&first_values)[2],
-                                              const ConsumerLane& me) {
-  float largest[2];
+// Largest |state| of this lane's columns kFirst / 32 * 64 .. + 63, rows g and g + 8.
+template <int kFirst>
+__device__ __forceinline__ void half_peaks(float (&peaks)[2], const float (&state)[64]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float m[4];  // four chains
+    float m[2];  // two chains
 #pragma unroll
-    for (int i = 0; i < 4; ++i) m[i] = fmaxf(fabsf(state[4 * i + 2 * r]), fabsf(state[4 * i + 2 * r + 1]));
+    for (int i = 0; i < 2; ++i)
+      m[i] = fmaxf(fabsf(state[kFirst + 4 * i + 2 * r]), fabsf(state[kFirst + 4 * i + 2 * r + 1]));
 #pragma unroll
-    for (int n = 4; n < 16; ++n)
-      m[n & 3] = fmaxf(fmaxf(m[n & 3], fabsf(state[4 * n + 2 * r])), fabsf(state[4 * n + 2 * r + 1]));
-    largest[r] = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
+    for (int n = 2; n < 8; ++n)
+      m[n & 1] =
+          fmaxf(fmaxf(m[n & 1], fabsf(state[kFirst + 4 * n + 2 * r])), fabsf(state[kFirst + 4 * n + 2 * r + 1]));
+    peaks[r] = fmaxf(m[0], m[1]);
   }
-  // Largest finite |v| of token 0 over the 16 rows: lanes with c = 0 hold it in their low halves.
-  uint32_t v0 = first_values[0] & 0x7fffu, v1 = first_values[1] & 0x7fffu;
+}
+
+// Exponent of the largest finite |v| of token 0 over the warp's 16 rows: lanes with c = 0 hold it in the low halves
+// of the first two registers of the tile.
+__device__ __forceinline__ int value_exponent(const uint32_t (&values)[8], const ConsumerLane& me) {
+  uint32_t v0 = values[0] & 0x7fffu, v1 = values[1] & 0x7fffu;
   v0 = v0 >= 0x7f80u || me.c != 0 ? 0u : v0;
   v1 = v1 >= 0x7f80u || me.c != 0 ? 0u : v1;
-  const uint32_t values = __reduce_max_sync(0xffffffffu, max(v0, v1));
-  const int value_exponent = static_cast<int>(values >> 7);
+  return static_cast<int>(__reduce_max_sync(0xffffffffu, max(v0, v1)) >> 7);
+}
+
+// Chooses the item's scales (N-7) from the peaks of the accumulators' rows over this lane's columns and the values of
+// the first token. change: what the accumulators must be multiplied with.
+__device__ __forceinline__ void choose_scales(RowScales& rows, float (&change)[2], float (&peaks)[2],
+                                              int value_exponent) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) peaks[r] = fmaxf(peaks[r], __shfl_xor_sync(0xffffffffu, peaks[r], 1));
+#pragma unroll
+  for (int r = 0; r < 2; ++r) peaks[r] = fmaxf(peaks[r], __shfl_xor_sync(0xffffffffu, peaks[r], 2));
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float m = largest[r];
-    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-    m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-    const int held = exponent_of(m);
+    const int held = exponent_of(peaks[r]);
     // True exponent of the state: undo the scale it is held in.
-    int exponent = held == 0 ? 0 : held + exponent_of(rows.inverse[r]) - 127;
-    exponent = held == 255 ? 255 : (held != 0 ? max(exponent, 1) : 0);
+    int exponent = max(held + exponent_of(rows.inverse[r]) - 127, 1);
+    exponent = held == 255 ? 255 : (held != 0 ? exponent : 0);
     exponent = max(exponent, value_exponent);
     float scale, inverse;
     scale_of_exponent(exponent, scale, inverse);
     // Finite even where a zero state meets opposite extremes; a state that is not zero never needs the bound.
-    const float change = fminf(scale * rows.inverse[r], 0x1p127f);
+    change[r] = fminf(scale * rows.inverse[r], 0x1p127f);
     rows.scale[r] = scale;
     rows.inverse[r] = inverse;
-#pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      state[4 * n + 2 * r] *= change;
-      state[4 * n + 2 * r + 1] *= change;
-    }
   }
 }
 
-__device__ __forceinline__ void pack_state(uint32_t (&packed)[32], const float (&state)[64]) {
+__device__ __forceinline__ void rescale_state(float (&state)[64], const float (&change)[2]) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) packed[i] = ptx::pack_f16(state[2 * i], state[2 * i + 1]);
+  for (int i = 0; i < 64; ++i) state[i] *= change[(i >> 1) & 1];
 }
 
 template <int kPairs>
@@ -118,15 +124,13 @@ __device__ __forceinline__ void clear_from(uint32_t (&packed)[8], int limit, con
 }
 
 // The operands of a stage are named by `stage16`, its shared address / 16.
-// acc[64 rows, 32 tokens] = state * operand^T, operand [32, 128] K-major at byte kPart.
+// acc[64 rows, 32 tokens] (+)= state * operand^T for 16 columns of the operand [32, 128] K-major at byte kPart.
 template <uint32_t kPart>
-__device__ __forceinline__ void multiply_state(float (&acc)[16], const uint32_t (&packed)[32], uint32_t stage16) {
-#pragma unroll
-  for (int s = 0; s < 8; ++s) {
-    const uint32_t at = stage16 + ((kPart + (s >> 2) * Stage::kHalf + (s & 3) * 32) >> 4);
-    ptx::wgmma_m64n32k16_kmajor(acc, packed[4 * s], packed[4 * s + 1], packed[4 * s + 2], packed[4 * s + 3],
-                                ptx::matrix_descriptor<16, 1024, ptx::Swizzle::k128>(at), s != 0);
-  }
+__device__ __forceinline__ void multiply_step(float (&acc)[16], const uint32_t (&packed)[32], uint32_t stage16,
+                                              int s) {
+  const uint32_t at = stage16 + ((kPart + (s >> 2) * Stage::kHalf + (s & 3) * 32) >> 4);
+  ptx::wgmma_m64n32k16_kmajor(acc, packed[4 * s], packed[4 * s + 1], packed[4 * s + 2], packed[4 * s + 3],
+                              ptx::matrix_descriptor<16, 1024, ptx::Swizzle::k128>(at), s != 0);
 }
 
 // acc = rhs * T'^T, both terms of T'.
@@ -150,15 +154,17 @@ __device__ __forceinline__ void add_scores(float (&out)[16], const uint32_t (&u)
   }
 }
 
-// state += U K^, both terms.
-__device__ __forceinline__ void update_state(float (&state)[64], const uint32_t (&u)[8], uint32_t stage16) {
+// Half of state += U K^ (columns kFirst / 32 * 64 .. + 63), both terms.
+template <int kFirst>
+__device__ __forceinline__ void update_half(float (&state)[64], const uint32_t (&u)[8], uint32_t stage16) {
 #pragma unroll
   for (int term = 0; term < 2; ++term) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const uint32_t at = stage16 + (((term == 0 ? Stage::kUpdateHigh : Stage::kUpdateLow) + s * 2048) >> 4);
-      ptx::wgmma_m64n128k16_nmajor(state, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3],
-                                   ptx::matrix_descriptor<Stage::kHalf, 1024, ptx::Swizzle::k128>(at), 1);
+      const uint32_t part = (term == 0 ? Stage::kUpdateHigh : Stage::kUpdateLow) + kFirst / 32 * Stage::kHalf;
+      ptx::wgmma_m64n64k16_nmajor<kFirst>(
+          state, u[4 * s], u[4 * s + 1], u[4 * s + 2], u[4 * s + 3],
+          ptx::matrix_descriptor<Stage::kHalf, 1024, ptx::Swizzle::k128>(stage16 + ((part + s * 2048) >> 4)));
     }
   }
 }

@@ -4,7 +4,7 @@
 //   keys     K~  [32 tokens, 128 k]  fp16, two 64-column halves, 128-byte swizzle
 //   queries  Q~  the same            update_high, update_low: K^ = hi + lo, the same layout
 //   solve    T'  [32 i, hi 32 j | lo 32 j] fp16, 128-byte swizzle      scores  M [32 i, 32 j] fp16, 64-byte swizzle
-//   decay    e^Gamma(-1, L) [128] fp32
+//   decay    e^Gamma(-1, L) [128] fp32              wild     a flag
 // values: per consumer warp a ring of 4 tiles [32 tokens, 16 v] bf16; a tile that was read holds the output tile
 // scratch: per producer warp its gate prefix sums [32 tokens, 32 k] fp32; later partial scores, then T and D
 #pragma once
@@ -32,7 +32,8 @@ struct Stage {
   static constexpr uint32_t kSolve = 32768;
   static constexpr uint32_t kScores = 36864;
   static constexpr uint32_t kDecay = 38912;
-  static constexpr uint32_t kBytes = 39424;   // what travels to the other CTA
+  static constexpr uint32_t kWild = 39424;    // uint32: not 0 where U may be large although R is not
+  static constexpr uint32_t kBytes = 39440;   // what travels to the other CTA
   static constexpr uint32_t kStride = 39936;  // keeps every stage on 1024 bytes
   static constexpr uint32_t kHalf = 4096;     // columns 64..127 of a [32, 128] operand
 };
@@ -42,38 +43,40 @@ struct Shared {
   static constexpr uint32_t kValues = kStage + kStages * Stage::kStride;  // 4 warps x 4 tiles x 1 KB
   static constexpr uint32_t kScratch = kValues + 16384;                   // 2 groups x 16 KB
   static constexpr uint32_t kGroup = kScratch + kProducerGroups * 16384;  // 2 groups x GroupArea
-  static constexpr uint32_t kGroupBytes = 7168;
+  static constexpr uint32_t kGroupBytes = 7936;
   static constexpr uint32_t kBarriers = kGroup + kProducerGroups * kGroupBytes;  // full[4], empty[4]
   static constexpr uint32_t kOrder = kBarriers + 64;                             // sequences, longest first
   static constexpr int kMaxOrdered = 512;
-  static constexpr uint32_t kBytes = kOrder + 2 * kMaxOrdered;
+  static constexpr uint32_t kTable = kOrder + 2 * kMaxOrdered;  // SequenceEntry of every sequence
+  static constexpr int kMaxTabled = 192;
+  static constexpr uint32_t kBytes = kTable + 32 * kMaxTabled;
 };
+static_assert(Shared::kBytes <= 232448);
 
 // Per producer warpgroup.
 struct GroupArea {
   static constexpr uint32_t kSums = 0;     // [|q|^2, |k|^2, q.k][32 tokens][4 warps] fp32
   static constexpr uint32_t kBeta = 1536;  // [32] fp32
-  // N_ij = beta_i A_ij: [32][36] fp32. Diagonal blocks transposed (N_ij at [j][i]), the lower left block as it is.
+  // N_ij = beta_i A_ij: [32][36] fp32.
   static constexpr uint32_t kSystem = 1664;
   static constexpr int kPitch = 36;
   static constexpr uint32_t kSource = 6272;    // the open work: see Source in prepare_rows.cuh
   static constexpr uint32_t kNextWork = 6336;  // int64
   static constexpr uint32_t kPosition = 6344;  // item and items of the open work, parity of the stage: int32 each
   static constexpr uint32_t kBias = 6400;      // [128] fp32
-  // In the scratch, once the partial scores are summed:
-  static constexpr uint32_t kInverse = 0;     // T [32][36] fp32
-  static constexpr uint32_t kProduct = 4608;  // D [16][20] fp32
-  static constexpr int kProductPitch = 20;
+  static constexpr uint32_t kTotals = 6912;    // [4 warps][2 blocks][32 k] fp32: 2^B of the blocks
+};
+
+// In a warp's scratch, once the partial scores are summed.
+struct SolveArea {
+  static constexpr uint32_t kColumns = 0;      // its block column of T, transposed: [8 j][36 i] fp32
+  static constexpr uint32_t kDiagonal = 1152;  // T_bb by rows: [4 b][8 i][12 j] fp32
+  static constexpr uint32_t kRowBytes = 48;
+  static constexpr uint32_t kBlockBytes = 416;  // 8 rows and 32 bytes: four blocks' stores hit different banks
+  static constexpr uint32_t kProduct = 2816;    // [8 j][12 i] fp32
 };
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
-
-// Address of the block's shared memory, formed where it is asked for: kept, it would cost the item loops a register.
-__device__ __forceinline__ uint32_t shared_base() {
-  uint32_t base = ptx::shared_address(s_memory);
-  asm volatile("" : "+r"(base));
-  return base;
-}
 
 // Byte of the 16-byte column `column16` of row `row` in an operand of 128-byte rows with 128-byte swizzle.
 __host__ __device__ constexpr uint32_t swizzle_128(uint32_t row, uint32_t column16) {

@@ -79,7 +79,7 @@ __device__ __noinline__ void run_slow_path(const Params& p, const Work& work, co
     float u[2], o[2] = {0.0f, 0.0f}, qq = 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float value = __uint_as_float(static_cast<uint32_t>(v[me.g + 8 * r]) << 16);
+      const float value = work.is_map ? 0.0f : __uint_as_float(static_cast<uint32_t>(v[me.g + 8 * r]) << 16);
       u[r] = beta * (value - sum_over_quad(dot[r]) * k_norm) * k_norm;
     }
 #pragma unroll

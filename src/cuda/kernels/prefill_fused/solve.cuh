@@ -1,8 +1,9 @@
 // Producer warpgroup: scores of an item from the warps' partial sums, and the inverse of its triangular system (H-8).
 //
-// T = (I + diag(beta) A)^-1 in fp32: 16x16 diagonal blocks by substitution, the lower left block as -T11 N10 T00.
-// T' = T diag(beta) goes to the stage in two fp16 terms, so that U = T' (V - K~ S). No entry of a row depends on
-// later tokens, not even as 0 * NaN (H-9).
+// T = (I + diag(beta) A)^-1 in fp32 by 8x8 blocks: diagonal blocks T_bb by substitution, then down each block column
+// J T_bJ = -T_bb sum_{J <= m < b} N_bm T_mJ. Warp J owns block column J and makes the four T_bb for itself, so that
+// nothing crosses warps between the scores and the published stage. T' = T diag(beta) goes to the stage in two fp16
+// terms, so that U = T' (V - K~ S). No entry of a row depends on later tokens, not even as 0 * NaN (H-9).
 #pragma once
 
 #include "cuda/kernels/prefill_fused/prepare_anchored.cuh"
@@ -24,48 +25,52 @@ __device__ __forceinline__ uint32_t system_at(uint32_t area, int i, int j) {
 }
 
 // A_ij enters the system as beta_i A_ij; M_ij goes to the stage.
-template <bool kTransposed>
-__device__ __forceinline__ void put_key_score(uint32_t area, int i, int j, float x) {
-  const float beta = ptx::load_shared_f1(area + GroupArea::kBeta + i * 4);
-  ptx::store_shared(kTransposed ? system_at(area, j, i) : system_at(area, i, j), beta * x);
+__device__ __forceinline__ void put_key_score(uint32_t area, int i, int j, float x, float beta) {
+  ptx::store_shared(system_at(area, i, j), beta * x);
 }
 __device__ __forceinline__ void put_query_score(uint32_t stage, int i, int j, float x) {
   const uint32_t packed = ptx::pack_f16(x, 0.0f);
   ptx::store_shared(stage + Stage::kScores + swizzle_64(i, j >> 3) + (j & 7) * 2, static_cast<uint16_t>(packed));
+}
+__device__ __forceinline__ float beta_of(uint32_t area, int token) {
+  return ptx::load_shared_f1(area + GroupArea::kBeta + token * 4);
 }
 
 // Sums the partial scores; each warp takes one diagonal quad and one off-diagonal quad.
 template <Diagonal kDiagonal>
 __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_scratch, uint32_t area, uint32_t stage,
                                               const ProducerLane& me) {
-  const int block = me.warp >> 1;
+  const int first = 16 * (me.warp >> 1);
+  const bool lower = (me.warp & 1) != 0;
+  const float beta_a = beta_of(area, first + me.token_a), beta_b = beta_of(area, first + me.token_b);
+  const int cross_i = 16 + (me.warp < 2 ? me.token_a : me.token_b);
+  const float cross_beta = beta_of(area, cross_i);
+  const float unscale =
+      kDiagonal == Diagonal::kAnchored ? ptx::load_shared_f2(area + GroupArea::kSource + Source::kAnchor).y : 1.0f;
   const float4 sum = sum_quad(group_scratch, me.warp, me.lane);
-#pragma unroll 1
+  const float4 cross_sum = sum_quad(group_scratch, 4 + me.warp, me.lane);
+#pragma unroll
   for (int e = 0; e < 2; ++e) {
     const float key = e == 0 ? sum.x : sum.y, query = e == 0 ? sum.z : sum.w;
     const int column_a = (e << 2) | me.c;  // token a of lane position 2c + e
-    const bool lower = (me.warp & 1) != 0;
     const bool use_a = lower && me.token_a > column_a;
-    const int i = 16 * block + (use_a ? me.token_a : me.token_b);
-    const int j = 16 * block + (lower && !use_a ? 15 - column_a : column_a);
+    const int i = first + (use_a ? me.token_a : me.token_b);
+    const int j = first + (lower && !use_a ? 15 - column_a : column_a);
     if (!lower || me.token_a != column_a) {
-      put_key_score<true>(area, i, j, key);
+      put_key_score(area, i, j, key, use_a ? beta_a : beta_b);
       put_query_score(stage, i, j, query);
     } else if (kDiagonal == Diagonal::kAnchored) {
-      put_query_score(stage, 16 * block + me.token_a, 16 * block + me.token_a, key);
-      put_query_score(stage, 16 * block + me.token_b, 16 * block + me.token_b, query);
+      put_query_score(stage, first + me.token_a, first + me.token_a, key);
+      put_query_score(stage, first + me.token_b, first + me.token_b, query);
     }
   }
-  const float4 cross_sum = sum_quad(group_scratch, 4 + me.warp, me.lane);
-  const float unscale = kDiagonal == Diagonal::kAnchored ? ptx::reciprocal_approx(anchor_scale(p)) : 1.0f;
-  const int i = 16 + (me.warp < 2 ? me.token_a : me.token_b);
-#pragma unroll 1
+#pragma unroll
   for (int e = 0; e < 2; ++e) {
     const float key = e == 0 ? cross_sum.x : cross_sum.y, query = e == 0 ? cross_sum.z : cross_sum.w;
     const int column_a = (e << 2) | me.c;
-    const int j = (me.warp & 1) == 0 ? column_a : 15 - column_a;
-    put_key_score<false>(area, i, j, key * unscale);
-    put_query_score(stage, i, j, query * unscale);
+    const int j = lower ? 15 - column_a : column_a;
+    put_key_score(area, cross_i, j, key * unscale, cross_beta);
+    put_query_score(stage, cross_i, j, query * unscale);
   }
   if (kDiagonal == Diagonal::kDyadic && me.warp == 0) {  // M's diagonal: no decay
     const int t = me.lane;
@@ -74,44 +79,30 @@ __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_sc
   }
 }
 
-// Entries 4*(i4)..15 of row m of a transposed diagonal block, those below the diagonal.
-template <int kRow>
-__device__ __forceinline__ void load_below(float (&below)[16], uint32_t system) {
+// The four 8x8 diagonal blocks; lane 8b + j owns column j of block b. T_bb by rows to the warp's scratch.
+__device__ __forceinline__ void invert_diagonal_blocks(float (&x)[8], uint32_t scratch, uint32_t area, int lane) {
+  const int block = lane >> 3, column = lane & 7;
+  const uint32_t system = system_at(area, 8 * block, 8 * block);
+  const uint32_t target = scratch + SolveArea::kDiagonal + block * SolveArea::kBlockBytes + column * 4;
+  float n[8][8];
 #pragma unroll
-  for (int i4 = (kRow + 1) / 4; i4 < 4; ++i4) {
-    const float4 n = ptx::load_shared_f4(system + (kRow * GroupArea::kPitch + 4 * i4) * 4);
-    below[4 * i4] = n.x, below[4 * i4 + 1] = n.y, below[4 * i4 + 2] = n.z, below[4 * i4 + 3] = n.w;
+  for (int i = 1; i < 8; ++i) {
+#pragma unroll
+    for (int r4 = 0; 4 * r4 < i; ++r4) {
+      const float4 y = ptx::load_shared_f4(system + (i * GroupArea::kPitch + 4 * r4) * 4);
+      n[i][4 * r4] = y.x, n[i][4 * r4 + 1] = y.y, n[i][4 * r4 + 2] = y.z, n[i][4 * r4 + 3] = y.w;
+    }
   }
-}
-
-// Row kRow, now final, is taken off all rows below it, which are independent of one another.
-template <int kRow>
-__device__ __forceinline__ void eliminate(float (&x)[16], const float (&below)[16], uint32_t system, int column) {
-  float next[16];
-  if constexpr (kRow < 14) load_below<kRow + 1>(next, system);
-  x[kRow] = kRow < column ? 0.0f : x[kRow];  // selected: a later token's NaN may stand there
 #pragma unroll
-  for (int i = kRow + 1; i < 16; ++i) x[i] = fmaf(-below[i], x[kRow], x[i]);
-  if constexpr (kRow < 14) eliminate<kRow + 1>(x, next, system, column);
-}
-
-// One warp: both 16x16 diagonal blocks; lanes 0..15 own the columns of the first, 16..31 of the second.
-__device__ __forceinline__ void invert_diagonal_blocks(uint32_t group_scratch, uint32_t area, int lane) {
-  const int first = lane & 16, column = lane & 15;
-  const uint32_t system = system_at(area, first, first);
-  const uint32_t target = group_scratch + GroupArea::kInverse + (first * GroupArea::kPitch + first + column) * 4;
-  float x[16], below[16];
+  for (int i = 0; i < 8; ++i) x[i] = i == column ? 1.0f : 0.0f;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
-  load_below<0>(below, system);
-  eliminate<0>(x, below, system, column);
-  x[15] = 15 < column ? 0.0f : x[15];
+  for (int r = 0; r < 8; ++r) {       // row r, now final, is taken off all rows below it
+    x[r] = r < column ? 0.0f : x[r];  // selected: a later token's NaN may stand there
 #pragma unroll
-  for (int i = 0; i < 16; ++i) ptx::store_shared(target + i * GroupArea::kPitch * 4, x[i]);
-}
-
-__device__ __forceinline__ uint32_t inverse_at(uint32_t group_scratch, int i, int j) {
-  return group_scratch + GroupArea::kInverse + (i * GroupArea::kPitch + j) * 4;
+    for (int i = r + 1; i < 8; ++i) x[i] = fmaf(-n[i][r], x[r], x[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) ptx::store_shared(target + i * SolveArea::kRowBytes, x[i]);
 }
 
 // Two fp16 terms of T'_ij, T'_i,j+1 in packed halves.
@@ -121,65 +112,105 @@ __device__ __forceinline__ void split_pair(float x0, float x1, uint32_t& high, u
   low = ptx::pack_f16(x0 - h.x, x1 - h.y);
 }
 
-// Diagonal blocks of T' to the stage: four entries a thread.
-__device__ __forceinline__ void publish_diagonal_blocks(uint32_t group_scratch, uint32_t area, uint32_t stage,
-                                                        int index) {
-  const int i = index >> 2, j = (i & 16) + (index & 3) * 4;
-  const float4 t = ptx::load_shared_f4(inverse_at(group_scratch, i, j));
-  const float4 beta = ptx::load_shared_f4(area + GroupArea::kBeta + j * 4);
-  uint2 high, low;
-  split_pair(t.x * beta.x, t.y * beta.y, high.x, low.x);
-  split_pair(t.z * beta.z, t.w * beta.w, high.y, low.y);
-  const bool zero0 = j > i, zero1 = j + 1 > i, zero2 = j + 2 > i, zero3 = j + 3 > i;
-  auto mask = [](uint32_t x, bool lo, bool hi) { return (lo ? 0u : x & 0xffffu) | (hi ? 0u : x & 0xffff0000u); };
-  high = {mask(high.x, zero0, zero1), mask(high.y, zero2, zero3)};
-  low = {mask(low.x, zero0, zero1), mask(low.y, zero2, zero3)};
-  const uint32_t in_column = (j & 4) * 2;
-  ptx::store_shared(stage + Stage::kSolve + swizzle_128(i, j >> 3) + in_column, high);
-  ptx::store_shared(stage + Stage::kSolve + swizzle_128(i, 4 + (j >> 3)) + in_column, low);
+struct Row8 {
+  float x[8];
+};
+__device__ __forceinline__ Row8 load_row8(uint32_t address) {
+  const float4 a = ptx::load_shared_f4(address), b = ptx::load_shared_f4(address + 16);
+  return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
 
-// D = N10 T00, two entries a thread.
-__device__ __forceinline__ void multiply_lower_left(uint32_t group_scratch, uint32_t area, int index) {
-  const int i = index >> 3, j = (index & 7) * 2;
-  float d0 = 0.0f, d1 = 0.0f;
+// acc (two columns) += N_bm T_mJ for this lane's row: n is its row of N_bm, t0 and t1 are the columns of T_mJ.
+__device__ __forceinline__ void add_block(float2& acc, const Row8& n, const Row8& t0, const Row8& t1) {
 #pragma unroll
-  for (int m4 = 0; m4 < 4; ++m4) {
-    const float4 n = ptx::load_shared_f4(system_at(area, 16 + i, 4 * m4));
-    const float row[4] = {n.x, n.y, n.z, n.w};
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const float2 t = ptx::load_shared_f2(inverse_at(group_scratch, 4 * m4 + r, j));
-      d0 = fmaf(row[r], t.x, d0);
-      d1 = fmaf(row[r], t.y, d1);
-    }
-  }
-  ptx::store_shared(group_scratch + GroupArea::kProduct + (i * GroupArea::kProductPitch + j) * 4, float2{d0, d1});
+  for (int r = 0; r < 8; ++r) acc.x = fmaf(n.x[r], t0.x[r], acc.x), acc.y = fmaf(n.x[r], t1.x[r], acc.y);
 }
 
-// T10 = -T11 D to the stage, two entries a thread; rows m > i of D are left out by selection.
-__device__ __forceinline__ void publish_lower_left(uint32_t group_scratch, uint32_t area, uint32_t stage, int warp,
-                                                   int index) {
-  const int i = index >> 3, j = (index & 7) * 2;
-  float t0 = 0.0f, t1 = 0.0f;
-  for (int m4 = 0; m4 <= warp; ++m4) {  // rows of warp w: 4w..4w+3
-    const float4 n = ptx::load_shared_f4(inverse_at(group_scratch, 16 + i, 16 + 4 * m4));
-    const float row[4] = {n.x, n.y, n.z, n.w};
+struct BlockPlace {
+  uint32_t system;    // this lane's row of N in block row J, at block column J
+  uint32_t diagonal;  // this lane's row of T_JJ
+  uint32_t mine;      // its two columns of T
+  uint32_t product;
+  uint32_t solve;  // T' at this lane's columns, row 0
+  int i, c, column;
+};
+
+// Block row b = J + kBelow of the block column from the finished sum, to the scratch and the stage.
+template <int kBelow>
+__device__ __forceinline__ void finish_block(const float2& sum, const BlockPlace& at, const float2& beta) {
+  float2 t;
+  if constexpr (kBelow == 0) {
+    t = ptx::load_shared_f2(at.diagonal + 8 * at.c);
+    t.x = 2 * at.c > at.i ? 0.0f : t.x;
+    t.y = 2 * at.c + 1 > at.i ? 0.0f : t.y;
+  } else {
+    ptx::store_shared(at.product + at.i * 4, sum.x);
+    ptx::store_shared(at.product + SolveArea::kRowBytes + at.i * 4, sum.y);
+    __syncwarp();
+    const Row8 n = load_row8(at.diagonal + kBelow * SolveArea::kBlockBytes);
+    const Row8 y0 = load_row8(at.product), y1 = load_row8(at.product + SolveArea::kRowBytes);
+    t = float2{0.0f, 0.0f};
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int m = 4 * m4 + r;
-      const float2 d =
-          ptx::load_shared_f2(group_scratch + GroupArea::kProduct + (m * GroupArea::kProductPitch + j) * 4);
-      t0 = m <= i ? fmaf(-row[r], d.x, t0) : t0;
-      t1 = m <= i ? fmaf(-row[r], d.y, t1) : t1;
+    for (int r = 0; r < 8; ++r) {  // rows below this one are left out by selection
+      t.x = r <= at.i ? fmaf(-n.x[r], y0.x[r], t.x) : t.x;
+      t.y = r <= at.i ? fmaf(-n.x[r], y1.x[r], t.y) : t.y;
     }
+    ptx::store_shared(at.mine + (8 * kBelow + at.i) * 4, t.x);
+    ptx::store_shared(at.mine + (GroupArea::kPitch + 8 * kBelow + at.i) * 4, t.y);
+    __syncwarp();
   }
-  const float2 beta = ptx::load_shared_f2(area + GroupArea::kBeta + j * 4);
   uint32_t high, low;
-  split_pair(t0 * beta.x, t1 * beta.y, high, low);
-  const uint32_t in_column = (j & 7) * 2;
-  ptx::store_shared(stage + Stage::kSolve + swizzle_128(16 + i, j >> 3) + in_column, high);
-  ptx::store_shared(stage + Stage::kSolve + swizzle_128(16 + i, 4 + (j >> 3)) + in_column, low);
+  split_pair(t.x * beta.x, t.y * beta.y, high, low);
+  const int row = 8 * (at.column + kBelow) + at.i;
+  ptx::store_shared(at.solve + swizzle_128(row, at.column), high);
+  ptx::store_shared(at.solve + swizzle_128(row, 4 + at.column), low);
+}
+
+// Block column J of T' to the stage, block rows J, J+1, ...: each finished block is taken to the sums of all below
+// it. Lane 4i + c has row i of a block, columns 2c and 2c + 1.
+__device__ __forceinline__ void solve_block_column(uint32_t scratch, uint32_t area, uint32_t stage, int column,
+                                                   int lane) {
+  BlockPlace at;
+  at.i = lane >> 2, at.c = lane & 3, at.column = column;
+  const uint32_t columns = scratch + SolveArea::kColumns;
+  {
+    float x[8];
+    invert_diagonal_blocks(x, scratch, area, lane);
+    if (lane >> 3 == column) {
+      const uint32_t target = columns + (lane & 7) * GroupArea::kPitch * 4 + column * 32;
+      ptx::store_shared(target, float4{x[0], x[1], x[2], x[3]});
+      ptx::store_shared(target + 16, float4{x[4], x[5], x[6], x[7]});
+    }
+  }
+  __syncwarp();
+  const float2 beta = ptx::load_shared_f2(area + GroupArea::kBeta + (8 * column + 2 * at.c) * 4);
+  at.system = system_at(area, 8 * column + at.i, 8 * column);
+  at.diagonal = scratch + SolveArea::kDiagonal + column * SolveArea::kBlockBytes + at.i * SolveArea::kRowBytes;
+  at.mine = columns + 2 * at.c * GroupArea::kPitch * 4 + column * 32;
+  at.product = scratch + SolveArea::kProduct + 2 * at.c * SolveArea::kRowBytes;
+  at.solve = stage + Stage::kSolve + 4 * at.c;
+  constexpr uint32_t kDown = 8 * GroupArea::kPitch * 4;  // to the next block row of N
+  constexpr uint32_t kNext = GroupArea::kPitch * 4;      // to the lane's second column of T
+  float2 sums[4] = {};
+  finish_block<0>(sums[0], at, beta);
+  if (column == 3) return;
+  {
+    const Row8 t0 = load_row8(at.mine), t1 = load_row8(at.mine + kNext);
+    add_block(sums[1], load_row8(at.system + kDown), t0, t1);
+    if (column < 2) add_block(sums[2], load_row8(at.system + 2 * kDown), t0, t1);
+    if (column < 1) add_block(sums[3], load_row8(at.system + 3 * kDown), t0, t1);
+  }
+  finish_block<1>(sums[1], at, beta);
+  if (column == 2) return;
+  {
+    const Row8 t0 = load_row8(at.mine + 32), t1 = load_row8(at.mine + kNext + 32);
+    add_block(sums[2], load_row8(at.system + 2 * kDown + 32), t0, t1);
+    if (column < 1) add_block(sums[3], load_row8(at.system + 3 * kDown + 32), t0, t1);
+  }
+  finish_block<2>(sums[2], at, beta);
+  if (column == 1) return;
+  add_block(sums[3], load_row8(at.system + 3 * kDown + 64), load_row8(at.mine + 64), load_row8(at.mine + kNext + 64));
+  finish_block<3>(sums[3], at, beta);
 }
 
 }  // namespace kda::cuda::prefill_fused

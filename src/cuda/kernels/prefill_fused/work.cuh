@@ -76,25 +76,91 @@ __device__ inline Slots sequence_slots(const Params& p, int64_t n) {
   return s;
 }
 
+// What a work needs to know of its sequence. With few sequences every CTA reads them all at its start into shared
+// memory, so that taking a work does not wait for a chain of loads.
+struct SequenceRecord {
+  Span span;
+  Slots slots;
+};
+struct alignas(16) SequenceEntry {
+  int64_t begin, length;
+  int32_t read, write;
+  uint32_t flags;  // 1: active, 2: fresh
+  uint32_t unused;
+};
+static_assert(sizeof(SequenceEntry) == 32);
+
+__device__ __forceinline__ SequenceEntry* sequence_table() {
+  return reinterpret_cast<SequenceEntry*>(s_memory + Shared::kTable);
+}
+__device__ __forceinline__ bool has_table(const Params& p) {
+  return p.sequences <= Shared::kMaxTabled && p.state_in_slots <= 0x7fffffff && p.state_out_slots <= 0x7fffffff;
+}
+
+__device__ inline SequenceEntry make_entry(const Params& p, int64_t n) {
+  const Span span = sequence_span(p, n);
+  const Slots slots = sequence_slots(p, n);
+  const bool is_read = slots.is_active && !slots.is_fresh;
+  return {span.begin,
+          span.length,
+          is_read ? static_cast<int32_t>(slots.read) : -1,
+          static_cast<int32_t>(slots.write),
+          (slots.is_active ? 1u : 0u) | (slots.is_fresh ? 2u : 0u),
+          0u};
+}
+
+__device__ inline SequenceRecord sequence_record(const Params& p, int64_t n) {
+  if (!has_table(p)) return {sequence_span(p, n), sequence_slots(p, n)};
+  const SequenceEntry entry = sequence_table()[n];
+  const bool is_batched = p.cu_seqlens.data == nullptr && p.begin.data == nullptr;
+  return {{is_batched ? n : 0, entry.begin, entry.length},
+          {(entry.flags & 1) != 0, (entry.flags & 2) != 0, entry.read, entry.write}};
+}
+
 __device__ __forceinline__ int64_t load_index(const Table& x, int64_t row, int column) {
   const int64_t at = row * x.row_stride + column * x.column_stride;
   return x.is_wide ? static_cast<const int64_t*>(x.data)[at]
                    : static_cast<int64_t>(static_cast<const int32_t*>(x.data)[at]);
 }
 
-// Where a state goes: element 0 of its value head 0; base null: nowhere.
+constexpr int64_t kMatrix = static_cast<int64_t>(kDim) * kDim;
+constexpr int64_t kMinSegment = 256;  // tokens
+
+// Tokens of a segment of a sequence of this length: a multiple of 64 that depends on ceil(log2(length)) only (S-8).
+__device__ __forceinline__ int64_t segment_length(const Params& p, int64_t length) {
+  const int64_t whole = length <= 1 ? 1 : int64_t{1} << (64 - __clzll(length - 1));
+  const int64_t tokens = ((whole + p.segments - 1) / p.segments + 63) / 64 * 64;
+  return tokens < kMinSegment ? kMinSegment : tokens;
+}
+// Matrix `index` of a (sequence, head) in the segment space: 0 .. S - 1 the state before segment `index` (until the
+// merge, matrix p + 1 holds B of segment p), S - 1 + p the map M of segment p, 1 <= p <= S - 2.
+__device__ __forceinline__ float* segment_matrix(const Params& p, int64_t sequence, int head, int index) {
+  return p.segment_space + ((sequence * p.value_heads + head) * (2 * p.segments - 2) + index) * kMatrix;
+}
+
+// Where a state comes from or goes: element 0 of its value head; base null: nowhere.
+struct StateSource {
+  const void* base = nullptr;  // null: zero
+  Real type = Real::kF32;
+  int64_t offset = 0;
+};
 struct StateTarget {
   void* base = nullptr;
   Real type = Real::kF32;
   int64_t offset = 0;
 };
 
-__device__ inline StateTarget final_target(const Params& p, const Slots& slots) {
-  if (slots.write < 0) return {};
-  return {p.state_out, p.state_out_type, slots.write * p.state_out_stride};
+__device__ inline StateSource pool_source(const Params& p, const Slots& slots, int head) {
+  if (slots.is_fresh) return {};
+  return {p.state_in, p.state_in_type, slots.read * p.state_in_stride + head * kMatrix};
 }
 
-__device__ inline StateTarget checkpoint_target(const Params& p, int64_t sequence, int column) {
+__device__ inline StateTarget final_target(const Params& p, const Slots& slots, int head) {
+  if (slots.write < 0) return {};
+  return {p.state_out, p.state_out_type, slots.write * p.state_out_stride + head * kMatrix};
+}
+
+__device__ inline StateTarget checkpoint_target(const Params& p, int64_t sequence, int head, int column) {
   StateTarget target{p.checkpoint_out, p.checkpoint_type, 0};
   if (p.checkpoint_slots.data == nullptr) {
     target.offset = sequence * p.checkpoint_row_stride + column * p.checkpoint_stride;
@@ -103,6 +169,7 @@ __device__ inline StateTarget checkpoint_target(const Params& p, int64_t sequenc
     if (!slot_is_live(slot, p.checkpoint_slot_count, p.null_slot)) return {};
     target.offset = slot * p.checkpoint_stride;
   }
+  target.offset += head * kMatrix;
   return target;
 }
 
@@ -115,49 +182,110 @@ struct Work {
   int32_t head = 0;         // value head
   int32_t items = 0;        // chunks to run; 0 for inactive sequences
   int32_t checkpoint = -1;  // its column, or -1: the main run
+  int32_t segment = 0, segments = 1;
+  bool is_map = false;  // runs on S := I, V := 0 (S-3)
+  bool has_output = true;
   bool is_active = false;
+  Slots slots;
 };
 
 __device__ inline int64_t active_sequences(const Params& p) {
   return p.num_active != nullptr ? clamp_index(*p.num_active, 0, p.sequences) : p.sequences;
 }
 
-__device__ __forceinline__ int64_t work_count(const Params& p) {
-  return p.sequences * p.value_heads * (p.checkpoints + 1);
+// Runs over a (sequence, head).
+__device__ __forceinline__ int work_runs(const Params& p) {
+  if (p.pass == Pass::kSummaries) return 2 * p.segments - 3;
+  return p.pass == Pass::kSegments ? p.segments : p.checkpoints + 1;
 }
+__device__ __forceinline__ int64_t work_count(const Params& p) { return p.sequences * p.value_heads * work_runs(p); }
 __device__ __forceinline__ int64_t first_work(const Params& p) {
-  return static_cast<int64_t>(blockIdx.x / kClusterSize) * (p.checkpoints + 1);
+  return static_cast<int64_t>(blockIdx.x / kClusterSize) * (p.pass == Pass::kWhole ? work_runs(p) : 1);
 }
-// The runs of a (sequence, head) follow one another in one cluster: the last may overwrite the initial state.
+// The runs of an uncut (sequence, head) follow one another in one cluster: the last may overwrite the initial state.
 __device__ __forceinline__ int64_t next_work(const Params& p, int64_t w) {
-  const int64_t runs = p.checkpoints + 1;
-  return w % runs + 1 < runs ? w + 1 : w + 1 + static_cast<int64_t>(gridDim.x / kClusterSize - 1) * runs;
+  const int clusters = static_cast<int>(gridDim.x / kClusterSize);
+  if (p.pass != Pass::kWhole || p.checkpoints == 0) return w + clusters;
+  const uint32_t runs = static_cast<uint32_t>(p.checkpoints) + 1;
+  return static_cast<uint32_t>(w) % runs + 1 < runs ? w + 1 : w + 1 + static_cast<int64_t>(clusters - 1) * runs;
 }
 
-// `order` lists sequences, longest first, or is null.
-__device__ inline Work load_work(const Params& p, int64_t w, const uint16_t* order) {
+// Are sequences taken longest first, by the list in shared memory?
+__device__ __forceinline__ bool has_order(const Params& p) {
+  const bool has_lengths = p.cu_seqlens.data != nullptr || p.begin.data != nullptr;
+  return has_lengths && p.sequences > 1 && p.sequences <= Shared::kMaxOrdered;
+}
+__device__ __forceinline__ uint16_t* sequence_order() {
+  return reinterpret_cast<uint16_t*>(s_memory + Shared::kOrder);
+}
+
+// Narrows a work to the segment of run `run`; sequence -1: there is no such segment, or nothing to do for it.
+__device__ inline void take_segment(const Params& p, Work& work, int run) {
+  const int64_t tokens = segment_length(p, work.span.length);
+  work.segments = work.span.length <= tokens ? 1 : static_cast<int32_t>((work.span.length + tokens - 1) / tokens);
+  const bool is_summary = p.pass == Pass::kSummaries;
+  work.segment = is_summary ? (run + 1) / 2 : run;
+  work.is_map = is_summary && run > 0 && run % 2 == 0;
+  work.has_output = !is_summary;
+  if (work.segment >= (is_summary ? work.segments - 1 : work.segments)) work.sequence = -1;
+  if (!work.is_active) {
+    if (is_summary || run > 0) work.sequence = -1;
+    return;  // run 0 of the last pass clears the outputs of the whole
+  }
+  const int64_t first = work.segment * tokens;
+  work.span.begin += first;
+  work.span.length = work.span.length - first < tokens ? work.span.length - first : tokens;
+}
+
+// Works are fewer than 2^31 (the launcher refuses more).
+__device__ inline Work load_work(const Params& p, int64_t w) {
   Work work;
-  const int runs = p.checkpoints + 1;
-  const int64_t unit = w / runs;
-  const int run = static_cast<int>(w - unit * runs);
-  const int64_t rank = unit / p.value_heads;
-  work.head = static_cast<int32_t>(unit - rank * p.value_heads);
-  work.sequence = order != nullptr ? order[rank] : rank;
+  const uint32_t runs = static_cast<uint32_t>(work_runs(p)), heads = static_cast<uint32_t>(p.value_heads);
+  const uint32_t units = static_cast<uint32_t>(p.sequences) * heads, number = static_cast<uint32_t>(w);
+  const bool is_whole = p.pass == Pass::kWhole;
+  const uint32_t unit = is_whole ? (runs == 1 ? number : number / runs) : number % units;
+  const int run = static_cast<int>(is_whole ? number - unit * runs : number / units);
+  const uint32_t rank = unit / heads;
+  work.head = static_cast<int32_t>(unit - rank * heads);
+  work.sequence = has_order(p) ? sequence_order()[rank] : rank;
   if (work.sequence >= active_sequences(p)) {
     work.sequence = -1;
     return work;
   }
-  work.span = sequence_span(p, work.sequence);
-  work.is_active = sequence_slots(p, work.sequence).is_active;
-  if (run < p.checkpoints) {
+  const SequenceRecord record = sequence_record(p, work.sequence);
+  work.span = record.span;
+  work.slots = record.slots;
+  work.is_active = record.slots.is_active;
+  if (!is_whole) take_segment(p, work, run);
+  if (is_whole && run < p.checkpoints) {
     work.checkpoint = run;
+    work.has_output = false;
     const int64_t offset = load_index(p.checkpoint_offsets, work.sequence, run);
     const bool inside = offset > 0 && offset < work.span.length && offset % kChunk != 0;
-    if (!inside || checkpoint_target(p, work.sequence, run).base == nullptr) work.is_active = false;
+    if (!inside || checkpoint_target(p, work.sequence, work.head, run).base == nullptr) work.is_active = false;
     work.span.length = offset;
   }
-  if (work.is_active) work.items = static_cast<int32_t>((work.span.length + kChunk - 1) / kChunk);
+  if (work.sequence >= 0 && work.is_active)
+    work.items = static_cast<int32_t>((work.span.length + kChunk - 1) / kChunk);
   return work;
+}
+
+// What a work starts from; maps start from I.
+__device__ inline StateSource work_source(const Params& p, const Work& work) {
+  if (work.segments == 1 || (p.pass == Pass::kSummaries && work.segment == 0))
+    return pool_source(p, work.slots, work.head);
+  if (p.pass == Pass::kSummaries) return {};
+  return {segment_matrix(p, work.sequence, work.head, work.segment), Real::kF32, 0};
+}
+
+// Where its last state goes.
+__device__ inline StateTarget work_target(const Params& p, const Work& work) {
+  if (p.pass == Pass::kSummaries) {
+    const int index = work.is_map ? p.segments - 1 + work.segment : work.segment + 1;
+    return {segment_matrix(p, work.sequence, work.head, index), Real::kF32, 0};
+  }
+  if (work.checkpoint >= 0) return checkpoint_target(p, work.sequence, work.head, work.checkpoint);
+  return work.segment + 1 < work.segments ? StateTarget{} : final_target(p, work.slots, work.head);
 }
 
 // Items of the main run after which its next checkpoint at a chunk end or at the sequence's end is due.
@@ -177,15 +305,6 @@ __device__ inline bool is_checkpoint_due(const Params& p, const Work& work, int 
   const int64_t offset = load_index(p.checkpoint_offsets, work.sequence, column);
   return offset > 0 && offset <= work.span.length && (offset == work.span.length || offset % kChunk == 0) &&
          (offset + kChunk - 1) / kChunk == items;
-}
-
-// Are sequences taken longest first, by the list in shared memory?
-__device__ __forceinline__ bool has_order(const Params& p) {
-  const bool has_lengths = p.cu_seqlens.data != nullptr || p.begin.data != nullptr;
-  return has_lengths && p.sequences > 1 && p.sequences <= Shared::kMaxOrdered;
-}
-__device__ __forceinline__ const uint16_t* sequence_order(const Params& p, uint32_t shared) {
-  return has_order(p) ? static_cast<const uint16_t*>(__cvta_shared_to_generic(shared + Shared::kOrder)) : nullptr;
 }
 
 }  // namespace kda::cuda::prefill_fused
