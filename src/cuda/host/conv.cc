@@ -18,7 +18,7 @@ constexpr int32_t kBlockWarps = 4;
 
 bool rows_are_vectors(const kda_tensor& x, int64_t channels) {
   const bool batched = x.rank > 2;
-  return rows_of_16_bytes(x.data, x.dtype, channels, {x.strides[batched ? 1 : 0], batched ? x.strides[0] : 0});
+  return channels % 4 == 0 && groups_of_four(x.data, x.dtype, {x.strides[batched ? 1 : 0], batched ? x.strides[0] : 0});
 }
 
 class ConvKernel final : public Kernel<Conv> {
@@ -61,7 +61,7 @@ class ConvKernel final : public Kernel<Conv> {
       p.groups += p.part[i].groups;
     }
     // Long tiles repeat fewer rows; short ones spread a small call over the chip.
-    p.tile_rows = 64;
+    p.tile_rows = 128;
     while (p.tile_rows > 16 && p.groups * ceil_div(rows, p.tile_rows) < 32 * int64_t{multiprocessors_}) p.tile_rows /= 2;
     shape.x = ceil_div(p.groups, kBlockWarps);
     shape.rest = ceil_div(rows, p.tile_rows) + p.sequences.count;
@@ -97,7 +97,9 @@ class ConvKernel final : public Kernel<Conv> {
       p.checkpoint_offsets = to_index(args.checkpoint_offsets);
       p.checkpoint_slots = to_index(args.checkpoint_slots);
     }
+    p.taps_aligned = p.width == 4;
     for (int i = 0; i < 3 && i < p.parts; ++i) {
+      p.taps_aligned = p.taps_aligned && reinterpret_cast<uintptr_t>(args.weight[i].data) % 16 == 0;
       ConvPart& part = p.part[i];
       part.in = to_channels(args.x[i], args.weight[i], args.bias[i], args.state[i], desc_.layout, desc_.width, 0);
       const bool batched = args.out[i].rank > 2;
@@ -131,6 +133,7 @@ ConvChannels to_channels(const kda_tensor& x, const kda_tensor& weight, const kd
   c.x = static_cast<const char*>(x.data) + first * static_cast<int64_t>(dtype_size(x.dtype));
   c.x_batch = batched ? x.strides[0] : 0;
   c.x_row = x.strides[batched ? 1 : 0];
+  c.x_vectors = groups_of_four(c.x, x.dtype, {c.x_batch, c.x_row});
   c.weight = static_cast<const float*>(weight.data) + first * width;
   c.bias = present(bias) ? static_cast<const float*>(bias.data) + first : nullptr;
   c.window = to_window(pool, layout, first);

@@ -1,4 +1,6 @@
 // Decode, verify, verify_record and commit plans on CUDA.
+#include "base/checked.h"
+#include "base/tensor.h"
 #include "cuda/host/candidate.h"
 #include "cuda/host/candidates.h"
 #include "cuda/host/gates.h"
@@ -24,7 +26,7 @@ class DecodeKernel final : public Kernel<Decode> {
     tuned_ = exact_ ? decode_kernel_info(pool, Shape::kExact128, flow) : masked_;
     counts_ = set_counts_kernel_info();
     for (const KernelInfo* k : {&masked_, &tuned_}) {
-      KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name, tokens(*k) * k->token_bytes));
+      KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name, shared_bytes(*k)));
     }
     return prepare_kernel(counts_.function, counts_.name);
   }
@@ -42,10 +44,18 @@ class DecodeKernel final : public Kernel<Decode> {
                          kernel.threads / 32, multiprocessors_);
     p.split.chunk = tokens(kernel);
     LaunchShape shape;
-    shape.x = int64_t{p.form.value_heads} * p.split.slices;
+    if (&kernel == &tuned_ && exact_ && !records()) {
+      p.split.wave = int64_t{blocks_at_once(kernel, shared_bytes(kernel))} * multiprocessors_;
+      // 32-bit states: many short blocks mix reads and writes better than few long ones (decode.md).
+      if (dtype_size(desc_.attention.state_dtype) < 4) {
+        p.split.heads = heads_of_block(p.sequences.count, p.form.value_heads, p.split.slices, p.split.wave);
+      }
+    }
+    shape.x = ceil_div(p.form.value_heads, p.split.heads) * p.split.slices;
     shape.rest = p.sequences.count;
     shape.cluster = records() ? p.split.slices : 1;
-    shape.shared_bytes = tokens(kernel) * kernel.token_bytes;
+    p.split.clustered = shape.cluster > 1;
+    shape.shared_bytes = shared_bytes(kernel);
     const DeviceGuard guard(device_);
     KDA_RETURN_IF_ERROR(guard.status());
     KDA_RETURN_IF_ERROR(launch(kernel, shape, p, stream));
@@ -61,6 +71,8 @@ class DecodeKernel final : public Kernel<Decode> {
     if (desc_.store == KDA_STORE_PER_TOKEN) return desc_.width;
     return kernel.function == masked_.function ? kMaskedChunk : KDA_MAX_VERIFY;
   }
+
+  int32_t shared_bytes(const KernelInfo& kernel) const { return kernel.block_bytes + tokens(kernel) * kernel.token_bytes; }
 
   kda_decode_desc desc_;
   int32_t device_, multiprocessors_;

@@ -14,7 +14,6 @@
 namespace kda::cuda {
 namespace {
 
-constexpr int32_t kClusterBlocks = 8;
 
 // [lead..., inner...] over `data`, dense in inner; `lead` gives the leading sizes and `stride` a row's distance.
 kda_tensor rows_of(void* data, kda_dtype dtype, const kda_tensor& lead, int64_t stride, int64_t heads, int64_t dim) {
@@ -157,7 +156,7 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
     if (!fused_) return {};
     kernel_ = decode_step_kernel_info(to_dtype(desc_.decode.attention.state_dtype), records());
     counts_ = set_counts_kernel_info();
-    KDA_RETURN_IF_ERROR(prepare_kernel(kernel_.function, kernel_.name, tokens() * kernel_.token_bytes));
+    KDA_RETURN_IF_ERROR(prepare_kernel(kernel_.function, kernel_.name, shared_bytes()));
     return prepare_kernel(counts_.function, counts_.name);
   }
 
@@ -169,14 +168,18 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
     const bool short_rows = desc_.decode.store == KDA_STORE_PER_TOKEN || p.sequences.tokens <= KDA_MAX_VERIFY;
     if (!fused_ || !p.vectors || !short_rows) return chain_.run(args, workspace, stream);
     const int32_t ratio = p.form.value_heads / p.form.heads;
+    // A block holds all of a head: cutting one over a cluster costs more in its barriers than it saves in loads, which the
+    // L2 has been asked for before.
     p.split = split_head(int64_t{p.sequences.count} * p.form.value_heads, p.form.values, kernel_.warp_rows,
-                         kernel_.threads / 32, multiprocessors_, kClusterBlocks / ratio);
+                         kernel_.threads / 32, multiprocessors_, 1);
     p.split.chunk = tokens();
+    p.split.wave = int64_t{blocks_at_once(kernel_, shared_bytes())} * multiprocessors_;
     LaunchShape shape;
     shape.x = int64_t{p.form.value_heads} * p.split.slices;
     shape.rest = p.sequences.count;
     shape.cluster = ratio * p.split.slices;
-    shape.shared_bytes = tokens() * kernel_.token_bytes;
+    p.split.clustered = shape.cluster > 1;
+    shape.shared_bytes = shared_bytes();
     KDA_RETURN_IF_ERROR(launch(kernel_, shape, p, stream));
     if (!records()) return {};
     const DecodeParams& decode = p;
@@ -190,6 +193,8 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
     if (desc_.decode.store == KDA_STORE_FINAL) return KDA_MAX_VERIFY;
     return desc_.decode.fold ? 2 * desc_.decode.width : desc_.decode.width;
   }
+
+  int32_t shared_bytes() const { return kernel_.block_bytes + tokens() * kernel_.token_bytes; }
 
   void fill(const kda_decode_step_args& args, DecodeStepParams& p) const {
     const kda_decode_desc& d = desc_.decode;

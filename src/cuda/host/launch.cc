@@ -5,7 +5,7 @@ namespace {
 
 constexpr int kMachineVersion = 90;            // of the images in this build, as the runtime reports them
 constexpr int64_t kMostAlongY = 65535;
-constexpr int32_t kDefaultShared = 48 * 1024;  // more dynamic shared memory than this must be asked for
+constexpr int32_t kDefaultShared = 48 * 1024;  // more shared memory than this must be asked for
 
 }  // namespace
 
@@ -17,11 +17,16 @@ Status prepare_kernel(const void* kernel, const char* name, int32_t shared_bytes
     return Status(KDA_DEVICE_ERROR, str_cat(name, ": wanted machine code (", kMachineVersion, ", ", kMachineVersion,
                                             "), got (", attributes.binaryVersion, ", ", attributes.ptxVersion, ")"));
   }
-  if (shared_bytes > kDefaultShared) {
-    KDA_RETURN_IF_ERROR(
-        to_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name));
+  const auto fixed = static_cast<int32_t>(attributes.sharedSizeBytes);
+  if (fixed + shared_bytes <= kDefaultShared) return {};
+  // The attribute belongs to the function, which several plans may use: always all that a block can have.
+  int device = 0, most = 0;
+  KDA_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), name));
+  KDA_RETURN_IF_ERROR(to_status(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name));
+  if (fixed + shared_bytes > most) {
+    return Status(KDA_UNSUPPORTED, str_cat(name, ": wanted at most ", most, " bytes of shared memory, got ", fixed + shared_bytes));
   }
-  return {};
+  return to_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - fixed), name);
 }
 
 Status launch_kernel(const void* kernel, const char* name, const LaunchShape& shape, void** arguments, void* stream) {

@@ -19,6 +19,13 @@ struct LaunchShape {
   int32_t shared_bytes = 0;  // dynamic
 };
 
+// Blocks of a kernel with that much dynamic shared memory on one multiprocessor, at least. A block takes 1 KB besides.
+inline int32_t blocks_at_once(const KernelInfo& kernel, int32_t shared_bytes) {
+  constexpr int32_t kSharedOfMultiprocessor = 227 * 1024, kReserved = 2048;
+  const int32_t room = kSharedOfMultiprocessor / (shared_bytes + kReserved);
+  return room < 1 ? 1 : room < kernel.blocks ? room : kernel.blocks;
+}
+
 // Loads a kernel, checks that it is this build's machine code and allows it its dynamic shared memory. The calling
 // thread's device is the plan's.
 Status prepare_kernel(const void* kernel, const char* name, int32_t shared_bytes = 0);

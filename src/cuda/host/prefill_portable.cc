@@ -19,7 +19,7 @@ class PortablePrefillKernel final : public Kernel<Prefill> {
       : desc_(desc),
         device_(context.device.index),
         multiprocessors_(context.facts.multiprocessors),
-        kernel_(prefill_portable_kernel_info(to_dtype(desc.attention.state_dtype), masked_shape(desc.attention))) {}
+        kernel_(prefill_portable_kernel_info(masked_shape(desc.attention))) {}
 
   Status prepare() const { return prepare_kernel(kernel_.function, kernel_.name, kChunk * kernel_.token_bytes); }
 
@@ -59,7 +59,7 @@ class PortablePrefillKernel final : public Kernel<Prefill> {
                             desc_.null_slot, desc_.initial_state);
     if (p.has_pool) {
       p.pool = to_pool(args.state);
-      p.vectors = state_rows_of_16_bytes(args.state);
+      p.pool_dtype = to_dtype(args.state.dtype);
     }
     p.stores = args.no_final_state == 0;
     if (!present(args.final_state)) return;

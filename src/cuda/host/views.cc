@@ -4,6 +4,13 @@
 
 namespace kda::cuda {
 
+bool groups_of_four(const void* data, kda_dtype dtype, std::initializer_list<int64_t> strides) {
+  const auto group = 4 * static_cast<uintptr_t>(dtype_size(dtype));
+  bool whole = group != 0 && reinterpret_cast<uintptr_t>(data) % group == 0;
+  for (int64_t stride : strides) whole = whole && stride % 4 == 0;
+  return whole;
+}
+
 Dtype to_dtype(kda_dtype dtype) {
   if (dtype == KDA_BF16) return Dtype::kBf16;
   if (dtype == KDA_FP16) return Dtype::kFp16;
@@ -30,6 +37,9 @@ TokenRef to_token(const kda_tensor& t, int row_dims, int64_t element_offset) {
   r.row_stride = t.strides[batched];
   r.head_stride = t.strides[batched + 1];
   r.dtype = to_dtype(t.dtype);
+  if (row_dims < 3) return r;
+  const int64_t dim = t.shape[t.rank - 1];
+  r.vectors = groups_of_four(r.data, t.dtype, {r.batch_stride, r.row_stride, r.head_stride}) && dim % (dim > 128 ? 8 : 4) == 0;
   return r;
 }
 
@@ -83,6 +93,9 @@ RecordRef to_records(const kda_records& r) {
   out.count_stride = stride_of(r.count);
   out.rows = r.count.shape[0];
   out.record_rows = to_index(r.record_rows);
+  const int64_t keys = r.kg.shape[3] / 2, values = r.u.shape[3];
+  out.u_vectors = groups_of_four(r.u.data, r.u.dtype, {out.u_row, out.u_head, out.u_token}) && values % 8 == 0;
+  out.kg_vectors = groups_of_four(r.kg.data, r.kg.dtype, {out.kg_row, out.kg_head, out.kg_token}) && keys % 8 == 0;
   return out;
 }
 
@@ -95,6 +108,7 @@ WindowRef to_window(const kda_tensor& pool, kda_conv_layout layout, int64_t chan
   r.column_stride = pool.strides[sd ? 1 : 2];
   r.data = static_cast<char*>(pool.data) + channel_offset * r.channel_stride * static_cast<int64_t>(dtype_size(pool.dtype));
   r.dtype = to_dtype(pool.dtype);
+  r.vectors = r.channel_stride == 1 && groups_of_four(r.data, pool.dtype, {r.slot_stride, r.column_stride});
   return r;
 }
 

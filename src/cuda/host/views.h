@@ -22,6 +22,9 @@ SlotRef to_slots(const kda_tensor& slots, const kda_tensor& write_slots, const k
                  int64_t null_slot, kda_initial_state initial);
 AttentionForm to_form(const kda_attention_spec& spec);
 
+// Groups of four elements from a multiple of four on are aligned to their size, in rows that lie `strides` apart.
+bool groups_of_four(const void* data, kda_dtype dtype, std::initializer_list<int64_t> strides);
+
 inline const int32_t* int32_data(const kda_tensor& t) { return static_cast<const int32_t*>(t.data); }
 inline int64_t stride_of(const kda_tensor& t) { return t.rank > 0 ? t.strides[0] : 0; }
 

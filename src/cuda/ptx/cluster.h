@@ -21,8 +21,20 @@ __device__ __forceinline__ uint32_t map_shared_rank(uint32_t address, uint32_t r
   return mapped;
 }
 
+// To an address of the cluster's shared window.
+__device__ __forceinline__ void store_cluster(uint32_t address, float x) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+// The two halves of a cluster barrier: what is read before arriving is read before anyone's writes after waiting. In a
+// launch without clusters a block is its own.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+// Without an order for earlier writes.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }

@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/kernels/common/views.h"
+#include "cuda/ptx/grid.h"
 
 namespace kda::cuda {
 
@@ -91,15 +92,11 @@ __device__ __forceinline__ void touch_parameters(const Params& p) {
 }
 
 // Waits until the grid before this one on the stream has finished and its writes are visible; lets the next one start
-// its blocks early, where they wait in turn. Every thread of every kernel calls it before it touches memory.
+// its blocks early, where they wait in turn. Every thread of every kernel calls it before it relies on memory, so that
+// each grid ends after all before it.
 __device__ __forceinline__ void wait_for_previous_grid() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  ptx::launch_dependents();
+  ptx::wait_for_prerequisites();
 }
-
-// The two halves of a cluster barrier: what is read before arriving is read before anyone's writes after waiting. In a
-// launch without clusters a block is its own.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 }  // namespace kda::cuda

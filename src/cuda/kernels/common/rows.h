@@ -20,13 +20,13 @@ struct SpanLoads {
   RawIndex first, second;
 };
 
-KDA_HOST_DEVICE SpanLoads load_span(const SequenceRef& s, int64_t n) {
+KDA_HOST_DEVICE SpanLoads load_span(const SequenceRef& s, int64_t n, bool now = false) {
   SpanLoads l;
   const IndexRef& first = s.cu.present() ? s.cu : s.begin;
   const IndexRef& second = s.cu.present() ? s.cu : s.length;
   if (first.present()) {
-    l.first = first.raw(n);
-    l.second = second.raw(s.cu.present() ? n + 1 : n);
+    l.first = first.raw(n, 0, now);
+    l.second = second.raw(s.cu.present() ? n + 1 : n, 0, now);
   }
   return l;
 }
@@ -138,15 +138,35 @@ struct DecodeLoads {
   RawIndex slot;  // column 0 of the table
   int32_t accepted = 1;
   int32_t flag = 1;
+  int32_t active = 0;  // as *num_active, or N
+
+  KDA_HOST_DEVICE bool operator==(const DecodeLoads& o) const {
+    return span.first == o.span.first && span.second == o.span.second && slot == o.slot && accepted == o.accepted &&
+           flag == o.flag && active == o.active;
+  }
 };
 
-KDA_HOST_DEVICE DecodeLoads load_decode_row(const DecodeRule& d, const SequenceRef& s, int64_t n) {
+KDA_HOST_DEVICE int32_t load_flag(const uint8_t* p, bool now) {
+#ifdef __CUDA_ARCH__
+  if (now) return __ldcg(p);
+#endif
+  (void)now;
+  return *p;
+}
+
+KDA_HOST_DEVICE DecodeLoads load_decode_row(const DecodeRule& d, const SequenceRef& s, int64_t n, bool now = false) {
   DecodeLoads l;
-  l.span = load_span(s, n);
-  if (d.slots.slots.present()) l.slot = d.slots.slots.raw(n);
-  if (d.accepted != nullptr) l.accepted = d.accepted[n * d.accepted_stride];
-  if (d.slots.initial == Initial::kFlags) l.flag = d.slots.flags[n * d.slots.flags_stride];
+  l.span = load_span(s, n, now);
+  if (d.slots.slots.present()) l.slot = d.slots.slots.raw(n, 0, now);
+  if (d.accepted != nullptr) l.accepted = load_index(d.accepted + n * d.accepted_stride, now);
+  if (d.slots.initial == Initial::kFlags) l.flag = load_flag(d.slots.flags + n * d.slots.flags_stride, now);
+  l.active = s.num_active != nullptr ? load_index(s.num_active, now) : s.count;
   return l;
+}
+
+// Sequence n is one of those that are looked at (P-7).
+KDA_HOST_DEVICE bool is_looked_at(const DecodeLoads& l, const SequenceRef& s, int64_t n) {
+  return n < s.count && n < l.active;
 }
 
 KDA_HOST_DEVICE DecodeRow resolve_decode_row(const DecodeLoads& l, const DecodeRule& d, const RecordRef& records,

@@ -16,6 +16,14 @@ enum class Dtype : int32_t { kFp32 = 1, kBf16 = 2, kFp16 = 3 };
 enum class GateFamily : int32_t { kSoftplus = 1, kBounded = 2, kPlain = 3 };
 enum class Initial : int32_t { kNone = 1, kAll = 2, kFlags = 3 };
 
+KDA_HOST_DEVICE int32_t load_index(const int32_t* p, bool now) {
+#ifdef __CUDA_ARCH__
+  if (now) return __ldcg(p);
+#endif
+  (void)now;
+  return *p;
+}
+
 // An index as loaded: nothing waits for it before value().
 struct RawIndex {
   int32_t low = 0, high = 0, wide = 0;
@@ -23,6 +31,7 @@ struct RawIndex {
     const auto bits = static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low);
     return wide ? static_cast<int64_t>(bits) : low;
   }
+  KDA_HOST_DEVICE bool operator==(const RawIndex& o) const { return low == o.low && high == o.high; }
 };
 
 // int32 or int64 vector [rows] or table [rows, columns]; data null: absent.
@@ -33,13 +42,13 @@ struct IndexRef {
   int32_t wide = 0;  // int64
 
   KDA_HOST_DEVICE bool present() const { return data != nullptr; }
-  // Loads without branching on the width.
-  KDA_HOST_DEVICE RawIndex raw(int64_t row, int64_t column = 0) const {
+  // Loads without branching on the width. `now`: past the L1, which could keep a value from before the grid before ended.
+  KDA_HOST_DEVICE RawIndex raw(int64_t row, int64_t column = 0, bool now = false) const {
     RawIndex r;
     const auto* p = static_cast<const int32_t*>(data) + ((row * row_stride + column * column_stride) << wide);
     r.wide = wide;
-    r.low = p[0];
-    r.high = wide ? p[1] : 0;
+    r.low = load_index(p, now);
+    r.high = wide ? load_index(p + 1, now) : 0;
     return r;
   }
   KDA_HOST_DEVICE int64_t at(int64_t row, int64_t column = 0) const { return raw(row, column).value(); }
@@ -50,6 +59,7 @@ struct TokenRef {
   const void* data = nullptr;
   int64_t batch_stride = 0, row_stride = 0, head_stride = 0;
   Dtype dtype = Dtype::kFp32;
+  int32_t vectors = 0;  // every [dim] is whole, aligned groups of four elements, of eight if dim > 128
 
   KDA_HOST_DEVICE int64_t offset(int64_t batch, int64_t row, int64_t head) const {
     return batch * batch_stride + row * row_stride + head * head_stride;
@@ -103,6 +113,7 @@ struct WindowRef {
   void* data = nullptr;
   int64_t slot_stride = 0, channel_stride = 0, column_stride = 0;
   Dtype dtype = Dtype::kFp32;
+  int32_t vectors = 0;  // four channels from a multiple of four on lie together, aligned to their size
 };
 
 // Records of recover mode (P-3).
@@ -115,6 +126,7 @@ struct RecordRef {
   int64_t count_stride = 0;
   int64_t rows = 0;
   IndexRef record_rows;
+  int32_t u_vectors = 0, kg_vectors = 0;  // as TokenRef
 };
 
 }  // namespace kda::cuda

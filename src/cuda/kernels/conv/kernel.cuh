@@ -1,15 +1,17 @@
 // y_t = io(silu(sum_{j<W} w_j x_{t-W+1+j})) over rows of any length, windows before and after (spec W-1, W-2, K-2).
 //
 // Grid       x = groups of a warp's channels, four a block; y, z = tiles of at most `tile_rows` rows of one sequence, as
-//            many as T and N allow for. A block finds its tile by a scan over the lengths and takes further ones if the
-//            grid is short (offsets that overlap, P-13).
-// Warp       lanes own 8 channels (fp32: 4) of 16 bytes a row and go down the rows with the last W-1 in registers, four
-//            rows ahead on their way. A tile begins with the W-1 rows before it.
+//            many as T and N allow for. A warp finds its tile by a scan over the lengths and takes further ones if the
+//            grid is short (offsets that overlap, P-13). No warp waits for another.
+// Warp       lanes own 4 channels of a row and go down the rows with the last W-1 in registers, eight rows ahead on their
+//            way. A tile begins with the W-1 rows before it.
 // Windows    the warp of a sequence's first tile alone reads its old window and, at the end, writes the new one and the
 //            checkpoints: channels are independent, so nothing else touches them (W-5).
 // Precision  fp32 sums and SiLU, one rounding. Windows are copied as bits.
-// Limits     vectors: W = 4, 16-byte rows; scalars: W <= 8, any alignment.
+// Limits     vectors: W = 4, rows of whole, aligned groups of four; scalars: W <= 8, any alignment.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/kernels/conv/stream.cuh"
 
@@ -19,9 +21,11 @@ template <class Io_, bool kVectors_>
 struct ConvConfig {
   using Io = Io_;
   static constexpr bool kVectors = kVectors_;
-  static constexpr int kChannels = kVectors ? 16 / static_cast<int>(sizeof(Io)) : 1;  // of a lane
+  static constexpr int kChannels = kVectors ? 4 : 1;  // of a lane
   static constexpr int kWidth = kVectors ? 4 : kMostConvWidth;
-  static constexpr int kRows = 4;  // on their way
+  static constexpr int kRows = kVectors && sizeof(Io) == 2 ? 8 : 4;  // on their way
+  static constexpr int kBlocks = kVectors && sizeof(Io) == 2 ? 5 : 4;  // of one multiprocessor, at least
+  using Vector = std::conditional_t<sizeof(Io) == 4, uint4, uint2>;
 };
 
 // A lane's channels of one row.
@@ -31,17 +35,17 @@ struct ConvVector {
   Io element[C::kChannels];
   __device__ __forceinline__ void load(const Io* p) {
     if constexpr (C::kVectors) {
-      const uint4 bits = *reinterpret_cast<const uint4*>(p);
-      memcpy(element, &bits, 16);
+      const auto bits = __ldcs(reinterpret_cast<const typename C::Vector*>(p));
+      memcpy(element, &bits, sizeof(bits));
     } else {
       element[0] = *p;
     }
   }
   __device__ __forceinline__ void store(Io* p) const {
     if constexpr (C::kVectors) {
-      uint4 bits;
-      memcpy(&bits, element, 16);
-      __stcs(reinterpret_cast<uint4*>(p), bits);
+      typename C::Vector bits;
+      memcpy(&bits, element, sizeof(bits));
+      __stcs(reinterpret_cast<typename C::Vector*>(p), bits);
     } else {
       *p = element[0];
     }
@@ -59,55 +63,36 @@ struct ConvTile {
   int64_t n = -1, index = 0;  // n -1: behind the last
 };
 
-// Tile number -> (sequence, tile of it), by the whole block. A sequence of no rows has one tile: its window is stored.
+// Tile number -> (sequence, tile of it), by a warp, a sequence a lane. A sequence of no rows has one tile: its window is
+// stored.
 __device__ __forceinline__ ConvTile find_tile(const ConvParams& p, int64_t tile) {
-  constexpr int kEach = 4;  // sequences of a thread in one pass
-  __shared__ int64_t s_sum[4];
-  __shared__ ConvTile s_found;
   const int64_t active = active_sequences(p.sequences);
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  int64_t before = 0;
-  if (threadIdx.x == 0) s_found = ConvTile{};
-  for (int64_t base = 0; base < active; base += 128 * kEach) {
-    int64_t tiles[kEach], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int64_t n = base + static_cast<int64_t>(threadIdx.x) * kEach + i;
-      const int64_t length = n < active ? sequence_span(p.sequences, n).length : 0;
-      tiles[i] = n >= active ? 0 : length > p.tile_rows ? (length + p.tile_rows - 1) / p.tile_rows : 1;
-      sum += tiles[i];
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  ConvTile found;
+#pragma unroll 1
+  for (int64_t base = 0; base < active; base += 32) {
+    const int64_t n = base + lane;
+    int64_t tiles = 0;
+    if (n < active) {
+      const int64_t length = sequence_span(p.sequences, n).length;
+      tiles = length > p.tile_rows ? (length + p.tile_rows - 1) / p.tile_rows : 1;
     }
-    int64_t scan = sum;
+    int64_t scan = tiles;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int64_t left = __shfl_up_sync(kFullMask, scan, step);
       if (lane >= step) scan += left;
     }
-    if (lane == 31) s_sum[warp] = scan;
-    __syncthreads();
-    int64_t first = before + scan - sum, total = 0;
-    for (int w = 0; w < 4; ++w) {
-      if (w < warp) first += s_sum[w];
-      total += s_sum[w];
+    const int64_t total = __shfl_sync(kFullMask, scan, 31), before = scan - tiles;
+    if (tile >= total) {
+      tile -= total;
+      continue;
     }
-    if (tile >= first && tile < first + sum) {
-      ConvTile found{base + static_cast<int64_t>(threadIdx.x) * kEach, tile - first};
-#pragma unroll
-      for (int i = 0; i + 1 < kEach; ++i) {
-        if (found.index >= tiles[i] && found.n == base + static_cast<int64_t>(threadIdx.x) * kEach + i) {
-          found.index -= tiles[i];
-          ++found.n;
-        }
-      }
-      s_found = found;
-    }
-    __syncthreads();
-    before += total;
-    if (tile < before) break;
+    const int owner = __ffs(static_cast<int>(__ballot_sync(kFullMask, tile >= before && tile < scan))) - 1;
+    found.n = base + owner;
+    found.index = tile - __shfl_sync(kFullMask, before, owner);
+    break;
   }
-  __syncthreads();
-  const ConvTile found = s_found;
-  __syncthreads();
   return found;
 }
 
@@ -145,16 +130,36 @@ struct ConvWarp {
     }
   }
 
-  __device__ __forceinline__ void run() const {
-    const int32_t width = C::kVectors ? kWidth : p.width;
-    float w[kChannels][kWidth], past[kWidth - 1][kChannels];
+  __device__ __forceinline__ void load_taps(float (&w)[kChannels][kWidth], int32_t width) const {
+    const float* taps = part.in.weight + static_cast<int64_t>(channel) * width;
+    if (C::kVectors && p.taps_aligned) {
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        const float4 x = __ldg(reinterpret_cast<const float4*>(taps) + c);
+        w[c][0] = x.x, w[c][1 % kWidth] = x.y, w[c][2 % kWidth] = x.z, w[c][3 % kWidth] = x.w;
+      }
+      return;
+    }
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
-      const float* taps = part.in.weight + static_cast<int64_t>(channel + c) * width;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) w[c][j] = j < width ? taps[j] : 0.0f;
+      for (int j = 0; j < kWidth; ++j) w[c][j] = j < width ? taps[c * width + j] : 0.0f;
     }
-    // past[i] = stream[begin + i]
+  }
+
+  // past[i] = stream[begin + i]: rows of this call, or, at its beginning, of the window.
+  __device__ __forceinline__ void load_past(float (&past)[kWidth - 1][kChannels], int32_t width) const {
+    if (C::kVectors && begin >= kWidth - 1) {
+      ConvVector<C> rows[kWidth - 1];
+#pragma unroll
+      for (int i = 0; i < kWidth - 1; ++i) rows[i].load(input(begin - (kWidth - 1) + i));
+#pragma unroll
+      for (int i = 0; i < kWidth - 1; ++i) {
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) past[i][c] = conv_to_fp32(rows[i].element[c]);
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) {
       if (i >= width - 1) break;
@@ -164,14 +169,24 @@ struct ConvWarp {
         past[i][c] = element_value(e.bits, e.dtype);
       }
     }
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int32_t width = C::kVectors ? kWidth : p.width;
+    auto left = static_cast<int32_t>(end - begin);
     // A ring of the next rows: each is asked for as soon as its place is free.
     ConvVector<C> ring[kRows];
     const Io* ahead = input(begin);
 #pragma unroll
     for (int r = 0; r < kRows; ++r, ahead += part.in.x_row) {
-      if (begin + r < end) ring[r].load(ahead);
+      if (r < left) ring[r].load(ahead);
     }
-    auto left = static_cast<int32_t>(end - begin);
+    float w[kChannels][kWidth], past[kWidth - 1][kChannels];
+    load_taps(w, width);
+    load_past(past, width);
+    const bool in_order = !p.out_rows.present();
+    Io* to = in_order ? output(begin) : nullptr;
+#pragma unroll 1
     for (int64_t t = begin; left > 0; t += kRows, left -= kRows) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r, ahead += part.in.x_row) {
@@ -179,8 +194,12 @@ struct ConvWarp {
         ConvVector<C> y = ring[r];
         if (r + kRows < left) ring[r].load(ahead);
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) conv_from_fp32(advance(w[c], past, c, conv_to_fp32(y.element[c]), width), y.element[c]);
-        if (Io* to = output(t + r)) y.store(to);
+        for (int c = 0; c < kChannels; ++c) {
+          conv_from_fp32(advance(w[c], past, c, conv_to_fp32(y.element[c]), width), y.element[c]);
+        }
+        if (!in_order) to = output(t + r);
+        if (to != nullptr) y.store(to);
+        to += part.out_row;
       }
     }
   }
@@ -242,7 +261,7 @@ __device__ __forceinline__ void convolve_tile(const ConvParams& p, const ConvPar
 }
 
 template <class C>
-__global__ void __launch_bounds__(128, 4) conv_prefill_kernel(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(128, C::kBlocks) conv_prefill_kernel(const __grid_constant__ ConvParams p) {
   touch_parameters(p);
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   int32_t group = static_cast<int32_t>(blockIdx.x) * 4 + warp;
@@ -257,7 +276,7 @@ __global__ void __launch_bounds__(128, 4) conv_prefill_kernel(const __grid_const
     const ConvTile tile = find_tile(p, t);
     if (tile.n < 0) return;
     if (mine && channel < where.channels) convolve_tile<C>(p, where, tile, channel);
-    if (p.sequences.count == 1) return;  // the grid has all of its tiles; the whole block leaves, as find_tile() wants
+    if (p.sequences.count == 1) return;  // the grid has all of its tiles; the whole warp leaves, as find_tile() wants
   }
 }
 

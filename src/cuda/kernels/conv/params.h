@@ -12,6 +12,7 @@ constexpr int32_t kMostConvWidth = 8;  // W
 struct ConvChannels {
   const void* x = nullptr;  // [T, channels] or [B, T, channels]
   int64_t x_batch = 0, x_row = 0;
+  int32_t x_vectors = 0;          // as WindowRef
   const float* weight = nullptr;  // [channels, W]
   const float* bias = nullptr;    // [channels]; null: 0
   WindowRef window;
@@ -36,6 +37,7 @@ struct ConvParams {
   RecordRef records;  // count and record_rows alone
   IndexRef out_rows;
   int64_t out_count = 0;
+  int32_t taps_aligned = 0;  // a channel's four taps lie at a multiple of 16 bytes
   // Prefill: rows of a sequence that one warp goes through; checkpoints (K-2).
   int32_t tile_rows = 32;
   int32_t checkpoints = 0;
@@ -43,7 +45,7 @@ struct ConvParams {
   ConvPart part[3];
 };
 
-// Prefill. `vectors`: W = 4 and all rows are whole, aligned 16-byte pieces. A warp's channels: 32 * warp_rows.
+// Prefill. `vectors`: W = 4 and all rows are whole, aligned groups of four. A warp's channels: 32 * warp_rows.
 KernelInfo conv_prefill_kernel_info(Dtype io, bool vectors);
 KernelInfo conv_step_kernel_info();  // columns and records; one thread a channel
 

@@ -2,8 +2,9 @@
 // conv -> decode -> gated norm (L-7, L-8), whose functions it shares.
 //
 // Grid       x = (value head, slice of value rows), y and z = sequence. All blocks of one query head form a cluster.
-// Block      eight warps own 16 state rows each, in registers; all prepare tokens in shared memory (1.7 KB + z, o, raw k
-//            each), and at the end a warp takes a token's norm.
+// Block      eight warps own 16 state rows each, in registers; all prepare tokens, and at the end a warp takes a token's
+//            norm.
+// Shared     states on their way, a place a lane (64 KB of fp32, 32 KB of 16 bits); tokens (1.7 KB + z, o, raw k each).
 // Waiting    block barrier: tokens prepared. Cluster arrives there and waits after the tokens: by then every block has
 //            read the old windows, so the blocks that own channels write the new ones, and every peer runs, so partial
 //            sums of squares go straight into its shared memory. A second cluster barrier if a head has slices.
@@ -25,6 +26,7 @@ struct StepConfig {
   static constexpr Flow kFlow = kFlow_;
   static constexpr int kWarps = 8, kThreads = 32 * kWarps, kBlocks = 2;
   using Slot = StepSlot<128, 128>;
+  static constexpr int kStateBytes = kWarps * Tile::kStage;
 };
 
 struct StepPlace {
@@ -32,23 +34,43 @@ struct StepPlace {
   ConvRow conv;
 };
 
-// As find_place, with the conv's row.
-__device__ __forceinline__ bool find_step_place(const DecodeStepParams& p, StepPlace& s_place) {
-  HeadPlace at = place_of_block(p.form, p.split);
-  wait_for_previous_grid();
-  if (at.n >= p.sequences.count) return false;
-  const DecodeLoads loads = load_decode_row(p.rule, p.sequences, at.n);
-  const ConvRow conv = conv_row(p.conv_rule, p.records, true, p.sequences, at.n);
-  if (at.n >= active_sequences(p.sequences)) return false;
-  const DecodeRow row = resolve_decode_row(loads, p.rule, p.records, p.sequences, at.n);
-  at.span = row.span;
-  if (lane_id() == 0) {
-    s_place.row.at = at;
-    s_place.row.row = row;
-    s_place.conv = conv;
+// Asks the L2 for the windows of a head's channels: a warp a part.
+__device__ __forceinline__ void ask_for_windows(const DecodeStepParams& p, const HeadPlace& at, int64_t slot, int32_t head) {
+  const int part = warp_id() % 4, lane = LaneBits<4>::first();
+  if (part > 2 || (part == 2 && lane >= at.rows)) return;
+  const WindowRef& w = p.conv[part].window;
+  const int64_t first = part == 2 ? static_cast<int64_t>(head) * 128 + at.first_row
+                                  : static_cast<int64_t>(query_head_of(p.form, head)) * 128;
+#pragma unroll
+  for (int column = 0; column < 3; ++column) {
+    const int64_t byte = window_offset(w, slot, first + lane, column) * (w.dtype == Dtype::kFp32 ? 4 : 2);
+    ptx::prefetch_to_l2(static_cast<const char*>(w.data) + byte);
   }
+}
+
+// The conv's row where DecodeLoads have decided the recurrence's (recurrence/early.cuh): as conv_row() with accepted 1.
+__device__ __forceinline__ ConvRow decided_conv_row(const DecodeStepParams& p, const DecodeLoads& loads, const Span& span,
+                                                    int64_t n) {
+  const SlotRef& t = p.conv_rule.slots;
+  const bool packed = !t.slots.present();
+  const int64_t slot = packed ? n : loads.slot.value();
+  const bool live = slot_is_live(slot, t.count, packed ? -1 : t.null_slot);
+  ConvRow row;
+  row.span = span;
+  row.fresh = t.initial == Initial::kNone || loads.flag == 0;
+  row.read_slot = slot;
+  row.write_slot = live ? slot : -1;
+  row.active = (live || (row.fresh && packed)) && (p.conv_rule.final_window || span.length <= p.conv_rule.width);
+  return row;
+}
+
+__device__ __forceinline__ void find_conv(const DecodeStepParams& p, const EarlyRow& early, StepPlace& s_place) {
+  const HeadPlace& at = s_place.row.at;
+  const bool decided = early.decided && early.loads.accepted == 1 && p.rule.records == 0 && !p.rule.slots.write_slots.present();
+  const ConvRow row = decided ? decided_conv_row(p, early.loads, at.span, at.n)
+                              : conv_row(p.conv_rule, p.records, true, p.sequences, at.n);
+  if (lane_id() == 0) s_place.conv = row;
   __syncwarp();
-  return true;
 }
 
 // Windows of the channels that this block owns: its value rows, and q and k for the first block of a query head.
@@ -66,12 +88,28 @@ __device__ __forceinline__ void store_step_windows(const DecodeStepParams& p, co
   }
 }
 
+// The same for a row of one token, whose windows are in shared memory.
+__device__ __forceinline__ void store_kept_windows(const DecodeStepParams& p, const HeadPlace& at, const ConvRow& conv,
+                                                   const unsigned (*s_window)[3][128]) {
+  if (!conv.active || conv.write_slot < 0) return;
+  const bool leads = at.first_row == 0 && (p.form.heads == p.form.value_heads || at.head % (p.form.value_heads / p.form.heads) == 0);
+  const int count = at.rows + (leads ? 256 : 0);
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+    const int part = i < at.rows ? 2 : (i - at.rows) / 128, c = part == 2 ? i : (i - at.rows) % 128;
+    const int64_t channel = part == 2 ? static_cast<int64_t>(at.head) * 128 + at.first_row + c
+                                      : static_cast<int64_t>(at.query_head) * 128 + c;
+    const WindowRef& w = p.conv[part].window;
+#pragma unroll
+    for (int column = 0; column < 3; ++column) {
+      store_in_window(w, conv.write_slot, channel, column, {s_window[part][column][c], w.dtype});
+    }
+  }
+}
+
 // Writes x into the same shared variable of another block of the cluster.
 __device__ __forceinline__ void store_in_peer(float* s_variable, uint32_t rank, float x) {
   const auto local = static_cast<uint32_t>(__cvta_generic_to_shared(s_variable));
-  uint32_t remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(x) : "memory");
+  ptx::store_cluster(ptx::map_shared_rank(local, rank), x);
 }
 
 // The gated norm of this block's rows of every token; the sum of squares is gated_norm's tree: lanes own four
@@ -89,14 +127,13 @@ __device__ __forceinline__ void norm_rows(const DecodeStepParams& p, const HeadP
     return tree_of_lanes<32>(tree_of_squares<4>(x));
   };
   if (slices > 1) {
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    const uint32_t rank = ptx::cluster_rank();
     for (int i = warp_id(); i < length_of(at); i += static_cast<int>(blockDim.x / 32)) {
       const float sum = square_sum(i);
       if (lane_id() < slices) store_in_peer(&s_partial[i][slice], rank - slice + lane_id(), sum);
     }
-    cluster_arrive();
-    cluster_wait();
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
   }
   for (int i = warp_id(); i < length_of(at); i += static_cast<int>(blockDim.x / 32)) {
     float sum = 0.0f;
@@ -132,31 +169,55 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_step_kernel(const __grid_constant__ DecodeStepParams p) {
   using Tile = typename C::Tile;
   using Slot = typename C::Slot;
+  using Pool = typename C::Pool;
   constexpr bool kRecords = C::kFlow == Flow::kRecords;
   __shared__ StepPlace s_place[C::kWarps];
   __shared__ float s_partial[16][kMostSlices];  // KDA_MAX_VERIFY tokens
+  __shared__ unsigned s_window[3][3][128];
   touch_parameters(p);
   StepPlace& place = s_place[warp_id()];
+  EarlyRow early;
+  const auto ask = [&](const HeadPlace& where, const DecodeRow& start) {
+    if (start.fresh) return;
+    if (threadIdx.x == C::kThreads - 1) ask_for_state<Pool>(p, where, start.start_slot, where.head);
+    if (warp_id() < 4) ask_for_windows(p, where, start.start_slot, where.head);
+  };
   // All blocks of a cluster see the same rows, so they leave together.
-  if (!find_step_place(p, place)) return;
+  if (!early.find(p, place.row, ask)) return;
   const HeadPlace& at = place.row.at;
   const DecodeRow& row = place.row.row;
   const ConvRow& conv = place.conv;
+  const WarpRows<Tile> rows(at, p.split, p.form);
+  auto* const s_states = token_slots<unsigned char>();
+  const auto s_stage = static_cast<uint32_t>(__cvta_generic_to_shared(s_states)) + warp_id() * Tile::kStage;
+  ConvSource<Slot> source{p, at, conv, p.rule.per_token != 0 && !kRecords};
+  PartQueue<ConvSource<Slot>> parts(source);
+  const auto start = [&] {
+    find_conv(p, early, place);
+    if (!row.active) return;
+    if (rows.any) {
+      Tile::stage(s_stage, head_state<Pool>(p, row.fresh ? 0 : row.start_slot, at.head), rows.first, !row.fresh);
+    }
+    parts.start(0, length_of(at));
+  };
+  const DecodeLoads now = early.load_again(p, place.row);
+  start();
+  if (early.changed(now, p, place.row)) {
+    ptx::copy_async_wait<0>();
+    start();
+  }
+  if (!is_looked_at(now, p.sequences, at.n)) return;
   if (!row.active) {
-    zero_outputs(p, at);
+    zero_outputs(p, at, at.head);
     return store_step_windows(p, at, conv);
   }
 
-  const WarpRows<Tile> rows(at, p.split, p.form);
   const int committed = kRecords ? static_cast<int>(row.commit) : 0;
-  Slot* const s_recorded = token_slots<Slot>();
+  const bool one_token = !kRecords && length_of(at) == 1 && p.conv_rule.final_window == 0;
+  if (one_token) source.s_window = s_window;
+  Slot* const s_recorded = reinterpret_cast<Slot*>(s_states + C::kStateBytes);
   Slot* const s = s_recorded + committed;
-  typename Tile::Raw raw;
-  const ConvSource<Slot> source{p, at, conv, p.rule.per_token != 0 && !kRecords};
-  PartQueue<ConvSource<Slot>> parts(source);
-  parts.start(0, length_of(at));
-  if (rows.any && !row.fresh) Tile::load(raw, head_state<typename C::Pool>(p, row.start_slot, at.head), rows.first);
-  else Tile::zero(raw);
+  if (threadIdx.x == C::kThreads - 1) ask_for_later_block<Pool>(p);
   parts.finish(0, length_of(at), s);
   if (committed > 0) {
     const RecordSource<Slot> recorded{p.records, p.gate_rule, p.form, p.gate.dtype, at, row.record};
@@ -165,12 +226,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_step_kernel(co
     old.finish(0, committed, s_recorded);
   }
   __syncthreads();
-  cluster_arrive();
+  if (p.split.clustered) ptx::cluster_arrive_relaxed();  // what was to be read has been used
 
   Tile tile;
-  tile.widen(raw);
+  if (rows.any) {
+    typename Tile::Raw raw;
+    Tile::unstage(raw, s_stage);
+    tile.widen(raw);
+  }
   const auto store = [&](int64_t slot) {
-    if (slot >= 0) tile.store(head_state<typename C::Pool>(p, slot, at.head), rows.first);
+    if (slot >= 0) tile.store(head_state<Pool>(p, slot, at.head), rows.first);
   };
   if (committed > 0) {
     replay_tokens(tile, at, rows, s_recorded, committed);
@@ -179,7 +244,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_step_kernel(co
   }
 #pragma unroll 1
   for (int i = 0; i < length_of(at) && rows.any; ++i) {
-    const auto r = tile.token(s[i].decay, s[i].k, s[i].q, s[i].beta, s[i].v[rows.mine], p.form.scale);
+    tile.decay(s[i].decay);
+    const auto r = tile.token(s[i].k, s[i].q, s[i].beta, s[i].v[rows.mine], p.form.scale);
     if (Tile::owns_row()) {
       if (p.norm) s[i].o[rows.mine] = round_element(r.o, p.form.io);
       else if (s[i].out_row >= 0) store_element(p.out.data, p.out.offset(at.span.batch, s[i].out_row, at.head) + at.first_row + rows.mine, p.out.dtype, r.o);
@@ -189,18 +255,23 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_step_kernel(co
   }
   // A fresh row of no tokens becomes zero, another keeps its bits (P-11).
   if (!kRecords && rows.any && (at.span.length == 0 ? row.fresh : p.rule.per_token == 0)) store(store_slot(p.rule.slots, at.n, 0));
-  cluster_wait();
+  if (p.split.clustered) ptx::cluster_wait();
   if (p.norm) norm_rows(p, at, s, s_partial);
-  store_step_windows(p, at, conv);
+  if (one_token) store_kept_windows(p, at, conv, s_window);
+  else store_step_windows(p, at, conv);
   if (kRecords && at.first_row == 0) record_step_tokens(p, at, row.record, s);
+}
+
+template <class C>
+KernelInfo step_info() {
+  KernelInfo info = kernel_info<C>(reinterpret_cast<const void*>(decode_step_kernel<C>), "decode_step_kernel");
+  info.block_bytes = C::kStateBytes;
+  return info;
 }
 
 template <class Pool>
 KernelInfo decode_step_kernel_of(bool records) {
-  using Columns = StepConfig<Pool, Flow::kColumns>;
-  using Records = StepConfig<Pool, Flow::kRecords>;
-  return records ? kernel_info<Records>(reinterpret_cast<const void*>(decode_step_kernel<Records>), "decode_step_kernel")
-                 : kernel_info<Columns>(reinterpret_cast<const void*>(decode_step_kernel<Columns>), "decode_step_kernel");
+  return records ? step_info<StepConfig<Pool, Flow::kRecords>>() : step_info<StepConfig<Pool, Flow::kColumns>>();
 }
 
 }  // namespace kda::cuda

@@ -14,9 +14,11 @@ struct alignas(16) StepSlot : TokenSlot<kKeys, kValues, true> {
   float o[kValues];
 };
 
+// Four neighbouring channels of one entry of the stream, or four values of z, as loaded. Three parts of a step's token are
+// convolved, so the fourth's z and beta take the place of a stream.
 struct StepInput {
   static constexpr int kLanes = 4, kWidth = 4;
-  unsigned stream[kLanes][kWidth];
+  LaneBits<kLanes> stream[kWidth];
   float4 taps[kLanes];
   unsigned beta;
   DecayQuarter<128, true> decay;
@@ -26,10 +28,12 @@ template <class Slot_>
 struct ConvSource {
   using Slot = Slot_;
   using Input = StepInput;
+  static constexpr bool kAhead = false;  // its registers are better spent on the state
   const DecodeStepParams& p;
   const HeadPlace& at;
   const ConvRow& conv;
   bool stores = false;
+  unsigned (*s_window)[3][128] = nullptr;  // [part][column][channel] of a row of one token: its window after it (W-3)
 
   // First channel of a part among those of its tensor, and how many there are.
   __device__ __forceinline__ int64_t first_channel(Part part) const {
@@ -38,7 +42,7 @@ struct ConvSource {
   }
 
   __device__ __forceinline__ VectorRef row_of(const TokenRef& x, int t) const {
-    return {x.data, x.offset(at.span.batch, at.span.begin + t, at.head), 128, x.dtype};
+    return {x.data, x.offset(at.span.batch, at.span.begin + t, at.head), 128, x.dtype, x.vectors != 0};
   }
 
   __device__ __forceinline__ void gather(Input& in, Part part, int t) const {
@@ -48,70 +52,86 @@ struct ConvSource {
       if (!p.norm) return;
       VectorRef z = row_of(p.z, t);
       z.offset += at.first_row;
-      unsigned bits[Input::kLanes];
       z.n = at.rows;
-      gather_vector<false>(bits, z);
-#pragma unroll
-      for (int i = 0; i < Input::kLanes; ++i) in.stream[i][0] = bits[i];
+      in.stream[0].gather(z);
       return;
     }
     const ConvChannels& c = p.conv[static_cast<int>(part)];
     const int64_t first = first_channel(part);
-    const int32_t n = part == Part::kValue ? at.rows : 128;
+    const int32_t n = conv.active ? (part == Part::kValue ? at.rows : 128) : 0;
+    const auto* taps = reinterpret_cast<const float4*>(c.weight + (first + LaneBits<4>::first()) * Input::kWidth);
 #pragma unroll
     for (int i = 0; i < Input::kLanes; ++i) {
-      const int lane = lane_id() + 32 * i;
-      const bool exists = lane < n && conv.active;
-      in.taps[i] = make_float4(0, 0, 0, 0);
-#pragma unroll
-      for (int j = 0; j < Input::kWidth; ++j) in.stream[i][j] = 0;
-      if (!exists) continue;
-      const float* w = c.weight + (first + lane) * Input::kWidth;
-      in.taps[i] = p.taps_aligned ? *reinterpret_cast<const float4*>(w) : make_float4(w[0], w[1], w[2], w[3]);
-#pragma unroll
-      for (int j = 0; j < Input::kWidth; ++j) in.stream[i][j] = stream_bits(c, first + lane, t + j);
+      in.taps[i] = LaneBits<4>::first() < n ? load_taps(taps + i) : make_float4(0, 0, 0, 0);
     }
+#pragma unroll
+    for (int j = 0; j < Input::kWidth; ++j) gather_stream(in.stream[j], c, first, n, t + j);
+  }
+
+  __device__ __forceinline__ float4 load_taps(const float4* p4) const {
+    if (p.taps_aligned) return *p4;
+    const auto* w = reinterpret_cast<const float*>(p4);
+    return make_float4(w[0], w[1], w[2], w[3]);
   }
 
   // stream[i] with history at conv.offset: in records mode that is the window as it was before a fold (W-4).
-  __device__ __forceinline__ unsigned stream_bits(const ConvChannels& c, int64_t channel, int i) const {
+  __device__ __forceinline__ void gather_stream(LaneBits<4>& bits, const ConvChannels& c, int64_t first, int32_t n,
+                                                int i) const {
     constexpr int kHistory = Input::kWidth - 1;
     if (i >= kHistory) {
       const int64_t row = conv.span.begin + i - kHistory;
-      return element_bits(c.x, conv.span.batch * c.x_batch + row * c.x_row + channel, p.form.io);
+      return bits.gather({c.x, conv.span.batch * c.x_batch + row * c.x_row + first, n, p.form.io, c.x_vectors != 0});
     }
-    if (conv.fresh) return 0;
-    return element_bits(c.window.data, window_offset(c.window, conv.read_slot, channel, conv.offset + i), c.window.dtype);
+    const WindowRef& w = c.window;
+    const int64_t from = window_offset(w, conv.read_slot, first, conv.offset + i);
+    if (conv.fresh) bits.gather({w.data, 0, 0, w.dtype});
+    else bits.gather({w.data, from, n, w.dtype, w.vectors != 0}, w.channel_stride);
+  }
+
+  // Entries 1..3 of the stream, as the window's bits.
+  __device__ __forceinline__ void keep_window(const Input& in, Part part, Dtype dtype) const {
+    const int32_t n = part == Part::kValue ? at.rows : 128;
+    if (LaneBits<4>::first() >= n) return;
+#pragma unroll
+    for (int j = 1; j < Input::kWidth; ++j) {
+      const bool input = j == Input::kWidth - 1;
+      const Dtype from = input ? p.form.io : dtype;
+      const bool vectors = (input ? p.conv[static_cast<int>(part)].x_vectors : p.conv[static_cast<int>(part)].window.vectors) != 0;
+#pragma unroll
+      for (int i = 0; i < Input::kLanes; ++i) {
+        unsigned bits = in.stream[j].element(i, from, vectors);
+        if (from != dtype) bits = __float_as_uint(element_value(bits, from));  // a pool of fp32
+        s_window[static_cast<int>(part)][j - 1][LaneBits<4>::first() + i] = bits;
+      }
+    }
   }
 
   __device__ __forceinline__ void finish(const Input& in, Part part, int t, Slot& s) const {
     in.decay.finish(p.gate_rule, p.gate.dtype, 128, part, s.decay);
+    float y[Input::kLanes];
     if (part == Part::kScalar) {
       finish_scalars(p, at, in.beta, t, stores, s);
-#pragma unroll
-      for (int i = 0; i < Input::kLanes; ++i) {
-        if (p.norm && lane_id() + 32 * i < at.rows) s.z[lane_id() + 32 * i] = element_value(in.stream[i][0], p.z.dtype);
-      }
-      return;
+      if (!p.norm) return;
+      in.stream[0].convert(y, p.z.dtype, p.z.vectors != 0);
+      return finish_values(y, at.rows, s.z);
     }
     const ConvChannels& c = p.conv[static_cast<int>(part)];
-    float y[Input::kLanes];
+    float x[Input::kWidth][Input::kLanes];
+#pragma unroll
+    for (int j = 0; j < Input::kWidth; ++j) {
+      const bool input = t + j >= Input::kWidth - 1;
+      in.stream[j].convert(x[j], input ? p.form.io : c.window.dtype, (input ? c.x_vectors : c.window.vectors) != 0);
+    }
 #pragma unroll
     for (int i = 0; i < Input::kLanes; ++i) {
       const float w[4] = {in.taps[i].x, in.taps[i].y, in.taps[i].z, in.taps[i].w};
-      float x[Input::kWidth];
-#pragma unroll
-      for (int j = 0; j < Input::kWidth; ++j) {
-        x[j] = element_value(in.stream[i][j], t + j >= Input::kWidth - 1 ? p.form.io : c.window.dtype);
-      }
-      y[i] = conv.active ? round_element(conv_value<Input::kWidth>(w, x, false, 0.0f, true), p.form.io) : 0.0f;
+      const float entries[Input::kWidth] = {x[0][i], x[1][i], x[2][i], x[3][i]};
+      y[i] = conv.active ? round_element(conv_value<Input::kWidth>(w, entries, false, 0.0f, true), p.form.io) : 0.0f;
     }
-    if (part == Part::kValue) {
-      finish_values<4>(y, at.rows, s.v);
-    } else {
-      finish_normalised<4>(y, p.form.qk_norm != 0, part == Part::kQuery ? s.q : s.k);
-      if (part == Part::kKey) finish_values<4>(y, 128, s.raw_k);
-    }
+    if (s_window != nullptr) keep_window(in, part, c.window.dtype);
+    if (part == Part::kValue) return finish_values(y, at.rows, s.v);
+    finish_normalised(y, p.form.qk_norm != 0, part == Part::kQuery ? s.q : s.k);
+    if (part == Part::kKey) store_lane(y, s.raw_k);
   }
 };
 

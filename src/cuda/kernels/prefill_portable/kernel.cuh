@@ -1,12 +1,12 @@
 // Prefill of any shape: decode's recurrence over whole prompts (R-14), for problems that the tensor-core kernel declines.
 //
-// Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh, as decode runs them: cuts of a prompt anywhere, resumes
-//            and checkpoints at any offset give the same bits (H-10, K-5).
+// Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh: cuts of a prompt anywhere, resumes and checkpoints at any
+//            offset give the same bits (H-10, K-5).
 // Grid       x = (value head, slice of value rows), y and z = sequence.
 // Block      four warps own up to 16 state rows each, in registers from the first load to the last store; all four
 //            prepare tokens in dynamic shared memory, split.chunk at a time.
 // Waiting    two block barriers a chunk of tokens: prepared, used up. No block waits for a block (F28).
-// Precision  fp32 throughout; the pool's dtype at loads and stores only (N-1, N-2).
+// Precision  fp32 throughout, decays in two terms; the pool's dtype at loads and stores only (N-1, N-2).
 // Limits     K, V <= 256. Serial in the tokens: made to be right for every problem, not to be fast.
 #pragma once
 
@@ -15,12 +15,29 @@
 
 namespace kda::cuda {
 
-template <class Pool_, Shape kShape_>
+template <class Base>
+struct TwoTermSlot : Base {
+  float decay_low[Base::kKeys];
+};
+
+template <Shape kShape_>
 struct PrefillConfig {
-  using Pool = Pool_;
-  using Tile = StateTile<Pool, kShape_>;
+  using Tile = StateTile<float, kShape_>;  // whatever the pool's dtype: states are loaded and stored element by element
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kBlocks = 2;
-  using Slot = TokenSlot<Tile::kKeys, kWarps * Tile::kRows, false>;
+  using Slot = TwoTermSlot<TokenSlot<Tile::kKeys, kWarps * Tile::kRows, false>>;
+};
+
+// As DirectSource, with the decays' second terms.
+template <class Slot_>
+struct PrefillSource : DirectSource<PrefillParams, Slot_> {
+  using Base = DirectSource<PrefillParams, Slot_>;
+  using typename Base::Input;
+  __device__ __forceinline__ PrefillSource(const PrefillParams& p, const HeadPlace& at)
+      : Base{p, at, at.head, at.query_head, false} {}
+  __device__ __forceinline__ void finish(const Input& in, Part part, int t, Slot_& s) const {
+    Base::finish(in, part, t, s);
+    in.decay.finish_low(this->p.gate_rule, this->p.gate.dtype, this->p.form.keys, part, s.decay, s.decay_low);
+  }
 };
 
 // The lane's part of a warp's rows, one rounding each (N-2), to states of a dtype known at run time.
@@ -35,6 +52,22 @@ __device__ __forceinline__ void store_rows(const Tile& tile, void* states, Dtype
     for (int e = 0; e < Tile::kElements; ++e) {
       const int key = Tile::key_of(e);
       if (key < form.keys) store_element(states, offset + static_cast<int64_t>(row) * form.keys + key, dtype, tile.s[slot][e]);
+    }
+  }
+}
+
+// Rows of a state of a dtype known at run time, widened; those that do not exist are zero.
+template <class Tile>
+__device__ __forceinline__ void load_rows(Tile& tile, const void* states, Dtype dtype, int64_t offset, int first,
+                                          const AttentionForm& form) {
+#pragma unroll
+  for (int slot = 0; slot < Tile::kSlots; ++slot) {
+    const int row = first + Tile::row_of(slot);
+#pragma unroll
+    for (int e = 0; e < Tile::kElements; ++e) {
+      const int key = Tile::key_of(e);
+      const bool exists = states != nullptr && row < form.values && key < form.keys;
+      tile.s[slot][e] = exists ? load_element(states, offset + static_cast<int64_t>(row) * form.keys + key, dtype) : 0.0f;
     }
   }
 }
@@ -84,7 +117,7 @@ __device__ __forceinline__ void store_final(const Tile& tile, const PrefillParam
   }
   // A sequence of no tokens keeps its state's bits, one that was fresh becomes zero (P-11).
   if (row.write_slot < 0 || (at.span.length == 0 && !row.fresh && row.write_slot == row.read_slot)) return;
-  tile.store(head_state<typename Tile::Pool>(p, row.write_slot, at.head), first);
+  store_rows(tile, p.pool.data, p.pool_dtype, row.write_slot * p.pool.slot_stride + head_offset(p.form, at.head), first, p.form);
 }
 
 template <class C>
@@ -97,18 +130,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) prefill_portable_kern
   if (at.n >= active_sequences(p.sequences)) return;
   at.span = sequence_span(p.sequences, at.n);
   const StateRow row = state_row(p.rule.slots, p.has_pool != 0, at.n);
-  if (!row.active) return zero_outputs(p, at);
+  if (!row.active) return zero_outputs(p, at, at.head);
 
   const WarpRows<Tile> rows(at, p.split, p.form);
   Tile tile;
-  {
-    typename Tile::Raw raw;
-    if (rows.any && !row.fresh) Tile::load(raw, head_state<typename C::Pool>(p, row.read_slot, at.head), rows.first);
-    else Tile::zero(raw);
-    tile.widen(raw);
-  }
-  const DirectSource<PrefillParams, Slot> source{p, at, false};
-  PartQueue<DirectSource<PrefillParams, Slot>> parts(source);
+  load_rows(tile, row.fresh ? nullptr : p.pool.data, p.pool_dtype,
+            row.read_slot * p.pool.slot_stride + head_offset(p.form, at.head), rows.first, p.form);
+  const PrefillSource<Slot> source(p, at);
+  PartQueue<PrefillSource<Slot>> parts(source);
   int64_t due = next_checkpoint(p.checkpoints, at.n, 0, at.span.length);
 #pragma unroll 1
   for (int first = 0; first < length_of(at); first += p.split.chunk) {
@@ -119,23 +148,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) prefill_portable_kern
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < count && rows.any; ++i) {
-      (void)apply_token(tile, p, at, rows, s[i]);
+      tile.decay(s[i].decay, s[i].decay_low);
+      (void)apply_token(tile, p, at, at.head, rows, s[i]);
       if (first + i + 1 < due) continue;
       store_checkpoints(tile, p, at, due, rows.first);
       due = next_checkpoint(p.checkpoints, at.n, due, at.span.length);
     }
   }
   if (rows.any) store_final(tile, p, at, row, rows.first);
-}
-
-template <class Pool>
-KernelInfo prefill_portable_kernel_of(Shape shape) {
-  using Narrow = PrefillConfig<Pool, Shape::kMasked128>;
-  using Wide = PrefillConfig<Pool, Shape::kMasked256>;
-  if (shape == Shape::kMasked256) {
-    return kernel_info<Wide>(reinterpret_cast<const void*>(prefill_portable_kernel<Wide>), "prefill_portable_kernel");
-  }
-  return kernel_info<Narrow>(reinterpret_cast<const void*>(prefill_portable_kernel<Narrow>), "prefill_portable_kernel");
 }
 
 }  // namespace kda::cuda

@@ -28,8 +28,8 @@ struct PrefillParams {
   TokenRef gate;  // [T, HV, K] raw
   TokenRef beta;  // [T, HV]
   PoolRef pool;   // [slots, HV, V, K]
+  Dtype pool_dtype = Dtype::kFp32;
   int32_t has_pool = 0;
-  int32_t vectors = 0;   // rows of the pool are whole, aligned 16-byte pieces
   int32_t stores = 0;    // final states are wanted
   PoolRef final;         // packed final states [N, HV, V, K]; absent: write slots of the pool
   Dtype final_dtype = Dtype::kFp32;
@@ -37,11 +37,6 @@ struct PrefillParams {
   OutRef out;  // [T, HV, V]
 };
 
-KernelInfo prefill_portable_kernel_info(Dtype pool, Shape shape);
-
-// Per pool dtype, each in a file of its own.
-KernelInfo prefill_portable_kernel_fp32(Shape shape);
-KernelInfo prefill_portable_kernel_bf16(Shape shape);
-KernelInfo prefill_portable_kernel_fp16(Shape shape);
+KernelInfo prefill_portable_kernel_info(Shape shape);
 
 }  // namespace kda::cuda

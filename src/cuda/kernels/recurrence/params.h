@@ -29,6 +29,9 @@ struct HeadSplit {
   int32_t rows_per_block = 128;
   int32_t row_warps = 8;
   int32_t chunk = 1;  // tokens prepared at once
+  int32_t heads = 1;  // of one block, one after the other
+  int32_t clustered = 0;  // several blocks form a cluster
+  int64_t wave = 0;   // blocks that run at once, at least
 };
 
 constexpr int32_t kMostSlices = 8;  // of a head: they may have to form a cluster
@@ -43,6 +46,19 @@ inline HeadSplit split_head(int64_t heads_in_all, int32_t values, int32_t warp_r
   split.rows_per_block = split.row_warps * warp_rows;
   split.slices = slices();
   return split;
+}
+
+// How many heads of a row a block takes: as many as keep all places that run at once busy to the end. A block's start costs
+// about a third of a head's time.
+inline int32_t heads_of_block(int64_t rows, int32_t value_heads, int32_t slices, int64_t wave) {
+  int32_t best = 1;
+  double least = 1e300;
+  for (int32_t heads = 1; heads <= value_heads && heads <= 32; ++heads) {
+    const int64_t blocks = rows * slices * ((value_heads + heads - 1) / heads);
+    const double time = static_cast<double>((blocks + wave - 1) / wave) * (heads + 0.35);
+    if (time < least) least = time, best = heads;
+  }
+  return best;
 }
 
 }  // namespace kda::cuda

@@ -18,26 +18,27 @@ template <class P, class Slot_>
 struct DirectSource {
   using Slot = Slot_;
   using Input = PartInput<Slot>;
+  static constexpr bool kAhead = true;
   const P& p;
   const HeadPlace& at;
-  bool stores = false;  // store slots are wanted
+  int32_t head, query_head;  // `at` may have others: a block goes through several
+  bool stores = false;       // store slots are wanted
 
-  __device__ __forceinline__ VectorRef row_of(const TokenRef& x, int t, int32_t head, int32_t first, int32_t n) const {
-    return {x.data, x.offset(at.span.batch, at.span.begin + t, head) + first, n, x.dtype};
+  __device__ __forceinline__ VectorRef row_of(const TokenRef& x, int t, int32_t of, int32_t first, int32_t n) const {
+    return {x.data, x.offset(at.span.batch, at.span.begin + t, of) + first, n, x.dtype, x.vectors != 0};
   }
 
   __device__ __forceinline__ void gather(Input& in, Part part, int t) const {
     if (part == Part::kScalar) {
-      in.beta = load_bits(p.beta.data, p.beta.offset(at.span.batch, at.span.begin + t, at.head), p.beta.dtype);
+      in.beta = load_bits(p.beta.data, p.beta.offset(at.span.batch, at.span.begin + t, head), p.beta.dtype);
     } else {
       const bool value = part == Part::kValue;
       const TokenRef& x = part == Part::kQuery ? p.q : value ? p.v : p.k;
-      const VectorRef row = row_of(x, t, value ? at.head : at.query_head, value ? at.first_row : 0,
+      const VectorRef row = row_of(x, t, value ? head : query_head, value ? at.first_row : 0,
                                    value ? at.rows : p.form.keys);
-      if (value) gather_vector<false>(in.bits, row);
-      else gather_vector<Slot::kWhole>(in.bits, row);
+      in.bits.gather(row);
     }
-    in.decay.gather(p.gate_rule, row_of(p.gate, t, at.head, 0, p.form.keys), part, at.head);
+    in.decay.gather(p.gate_rule, row_of(p.gate, t, head, 0, p.form.keys), part, head);
   }
 
   __device__ __forceinline__ void finish(const Input& in, Part part, int t, Slot& s) const {
@@ -46,9 +47,10 @@ struct DirectSource {
       finish_scalars(p, at, in.beta, t, stores, s);
     } else {
       float x[Input::kLanes];
-      convert(in.bits, x, p.form.io);
-      if (part == Part::kValue) finish_values<Input::kValueLanes>(x, at.rows, s.v);
-      else finish_normalised<Input::kKeyLanes>(x, p.form.qk_norm != 0, part == Part::kQuery ? s.q : s.k);
+      const TokenRef& from = part == Part::kQuery ? p.q : part == Part::kKey ? p.k : p.v;
+      in.bits.convert(x, p.form.io, from.vectors != 0);
+      if (part == Part::kValue) finish_values(x, Slot::kValues, s.v);
+      else finish_normalised(x, p.form.qk_norm != 0, part == Part::kQuery ? s.q : s.k);
     }
   }
 };
@@ -67,6 +69,7 @@ template <class Slot_>
 struct RecordSource {
   using Slot = Slot_;
   using Input = PartInput<Slot>;
+  static constexpr bool kAhead = true;
   const RecordRef& records;
   const GateRef& gate_rule;
   const AttentionForm& form;
@@ -77,10 +80,10 @@ struct RecordSource {
   __device__ __forceinline__ void gather(Input& in, Part part, int t) const {
     const int64_t kg = record_kg_offset(records, row, at.head, t);
     if (part == Part::kKey) {
-      gather_vector<Slot::kWhole>(in.bits, {records.kg, kg, form.keys, gate_dtype});
+      in.bits.gather({records.kg, kg, form.keys, gate_dtype, records.kg_vectors != 0});
     } else if (part == Part::kValue) {
-      gather_vector<false>(in.bits, {records.u, record_u_offset(records, row, at.head, t) + at.first_row, at.rows,
-                                     Dtype::kFp32});
+      in.bits.gather({records.u, record_u_offset(records, row, at.head, t) + at.first_row, at.rows, Dtype::kFp32,
+                      records.u_vectors != 0});
     }
     in.decay.gather(gate_rule, {records.kg, kg + form.keys, form.keys, gate_dtype}, part, at.head);
   }
@@ -89,11 +92,11 @@ struct RecordSource {
     in.decay.finish(gate_rule, gate_dtype, form.keys, part, s.decay);
     float x[Input::kLanes];
     if (part == Part::kKey) {
-      convert(in.bits, x, gate_dtype);
-      finish_normalised<Input::kKeyLanes>(x, form.qk_norm != 0, s.k);
+      in.bits.convert(x, gate_dtype, records.kg_vectors != 0);
+      finish_normalised(x, form.qk_norm != 0, s.k);
     } else if (part == Part::kValue) {
-      convert(in.bits, x, Dtype::kFp32);
-      finish_values<Input::kValueLanes>(x, at.rows, s.v);
+      in.bits.convert(x, Dtype::kFp32, records.u_vectors != 0);
+      finish_values(x, Slot::kValues, s.v);
     }
   }
 };

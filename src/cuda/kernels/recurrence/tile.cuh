@@ -13,6 +13,7 @@
 
 #include "cuda/kernels/common/math.cuh"
 #include "cuda/kernels/recurrence/params.h"
+#include "cuda/ptx/copy.h"
 
 namespace kda::cuda {
 
@@ -72,24 +73,50 @@ struct StateTile {
     return (e / kVector) * kPieceStride + lane16() * kVector + e % kVector;
   }
 
-  // `first` is the warp's first row. Rows and keys that do not exist read as zero.
+  // `first` is the warp's first row. Rows and keys that do not exist read as zero. [kFrom, kTo): which slots.
+  template <int kFrom = 0, int kTo = kSlots>
   static __device__ __forceinline__ void load(Raw& raw, const HeadState& h, int first) {
     const Pool* base = static_cast<const Pool*>(h.data);
     if constexpr (kExact) {
       const Pool* p = base + static_cast<int64_t>(first + lane() / 16) * kKeys + lane16() * kVector;
 #pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
+      for (int slot = kFrom; slot < kTo; ++slot) {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) raw.piece[slot][i] = load_stream(p + slot * 2 * kKeys + i * kPieceStride);
       }
     } else {
 #pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
+      for (int slot = kFrom; slot < kTo; ++slot) {
         const int row = first + row_of(slot);
         const Pool* p = base + static_cast<int64_t>(row) * h.keys;
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) raw.piece[slot][i] = load_masked(p, i, row < h.values, h);
       }
+    }
+  }
+
+  // The exact shape's rows on their way into the warp's kStage bytes of shared memory, where every lane reads what it has
+  // written and therefore waits for its own copies alone. `exists` false: zeros.
+  static constexpr int kStage = kSlots * kPieces * 32 * 16;
+  static __device__ __forceinline__ void stage(uint32_t s_stage, const HeadState& h, int first, bool exists) {
+    static_assert(kExact);
+    const Pool* p = static_cast<const Pool*>(h.data) + static_cast<int64_t>(first + lane() / 16) * kKeys + lane16() * kVector;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        ptx::copy_async_16(s_stage + (slot * kPieces + i) * 512 + lane() * 16, p + slot * 2 * kKeys + i * kPieceStride,
+                           exists ? 16 : 0);
+      }
+    }
+    ptx::copy_async_commit();
+  }
+  static __device__ __forceinline__ void unstage(Raw& raw, uint32_t s_stage) {
+    ptx::copy_async_wait<0>();
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) raw.piece[slot][i] = ptx::load_shared_u4(s_stage + (slot * kPieces + i) * 512 + lane() * 16);
     }
   }
 
@@ -187,10 +214,33 @@ struct StateTile {
     float u, o;
   };
 
-  // E-7. `v` is the value of this lane's slot_of_lane() row.
-  __device__ __forceinline__ Result token(const float* s_decay, const float* s_k, const float* s_q, float beta, float v,
-                                          float scale) {
-    decay(s_decay);
+  __device__ __forceinline__ void decay(const float* s_decay) {
+    float d[kElements];
+    gather(d, s_decay);
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) s[slot][e] = __fmul_rn(s[slot][e], d[e]);
+    }
+  }
+
+  // Decays of two terms: the factor's own rounding does not add up over a long prompt of like gates.
+  __device__ __forceinline__ void decay(const float* s_decay, const float* s_decay_low) {
+    float d[kElements], low[kElements];
+    gather(d, s_decay);
+    gather(low, s_decay_low);
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const float x = s[slot][e], y = __fmaf_rn(x, d[e], __fmul_rn(x, low[e]));
+        s[slot][e] = isinf(x) ? __fmul_rn(x, d[e]) : y;  // infinite terms of two signs would be no number
+      }
+    }
+  }
+
+  // E-7 on the decayed state. `v` is the value of this lane's slot_of_lane() row.
+  __device__ __forceinline__ Result token(const float* s_k, const float* s_q, float beta, float v, float scale) {
     float k[kElements], q[kElements];
     gather(k, s_k);
     gather(q, s_q);
@@ -221,25 +271,14 @@ struct StateTile {
     return r;
   }
 
-  // The recorded token again, with the u that it had (V-10): the same roundings of the state as token().
-  __device__ __forceinline__ void replay(const float* s_decay, const float* s_k, float u) {
-    decay(s_decay);
+  // The recorded token again, with the u that it had (V-10): the same roundings of the decayed state as token().
+  __device__ __forceinline__ void replay(const float* s_k, float u) {
     float k[kElements];
     gather(k, s_k);
     add_outer(u, k);
   }
 
  private:
-  __device__ __forceinline__ void decay(const float* s_decay) {
-    float d[kElements];
-    gather(d, s_decay);
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll
-      for (int e = 0; e < kElements; ++e) s[slot][e] = __fmul_rn(s[slot][e], d[e]);
-    }
-  }
-
   // S += u k^T; u of slot i is in the lanes whose slot_of_lane() is i.
   __device__ __forceinline__ void add_outer(float u, const float (&k)[kElements]) {
 #pragma unroll

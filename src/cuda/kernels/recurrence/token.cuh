@@ -69,47 +69,104 @@ struct VectorRef {
   int64_t offset = 0;
   int32_t n = 0;
   Dtype dtype = Dtype::kFp32;
+  bool vectors = false;  // as TokenRef
 };
 
-// Elements lane, lane + 32, ... kWhole: all of them exist.
-template <bool kWhole, int kLanes>
-__device__ __forceinline__ void gather_vector(unsigned (&bits)[kLanes], const VectorRef& v) {
-  const int lane = lane_id();
-  if (v.dtype == Dtype::kFp32) {
-    const auto* p = static_cast<const unsigned*>(v.data) + v.offset;
-#pragma unroll
-    for (int i = 0; i < kLanes; ++i) bits[i] = kWhole || lane + 32 * i < v.n ? p[lane + 32 * i] : 0;
-  } else {
-    const auto* p = static_cast<const unsigned short*>(v.data) + v.offset;
-#pragma unroll
-    for (int i = 0; i < kLanes; ++i) bits[i] = kWhole || lane + 32 * i < v.n ? p[lane + 32 * i] : 0;
-  }
-}
-
+// A lane's kLanes neighbouring elements of a vector, as loaded: nothing waits for them before convert().
 template <int kLanes>
-__device__ __forceinline__ void convert(const unsigned (&bits)[kLanes], float (&x)[kLanes], Dtype dtype) {
+struct LaneBits {
+  unsigned word[kLanes];  // with `vectors`, two 16-bit elements each
+
+  static __device__ __forceinline__ int first() { return lane_id() * kLanes; }
+
+  // Whole vectors of loads where the row allows for it. `stride`: from element to element.
+  __device__ __forceinline__ void gather(const VectorRef& v, int64_t stride = 1) {
+    static_assert(kLanes % 4 == 0);
+    const int c = first();
+    const bool fp32 = v.dtype == Dtype::kFp32;
+    const char* p = static_cast<const char*>(v.data) + (v.offset + c * stride) * (fp32 ? 4 : 2);
 #pragma unroll
-  for (int e = 0; e < kLanes; ++e) x[e] = float_of_bits(bits[e], dtype);
+    for (int i = 0; i < kLanes; ++i) word[i] = 0;
+    if (c >= v.n) return;
+    if (v.vectors && !fp32) {
+#pragma unroll
+      for (int i = 0; i < kLanes; i += 4) {
+        const uint2 x = *reinterpret_cast<const uint2*>(p + 2 * i);
+        word[i / 2] = x.x, word[i / 2 + 1] = x.y;
+      }
+    } else if (v.vectors) {
+#pragma unroll
+      for (int i = 0; i < kLanes; i += 4) {
+        const uint4 x = *reinterpret_cast<const uint4*>(p + 4 * i);
+        word[i] = x.x, word[i + 1] = x.y, word[i + 2] = x.z, word[i + 3] = x.w;
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kLanes && c + i < v.n; ++i, p += stride * (fp32 ? 4 : 2)) {
+        set(i, fp32 ? *reinterpret_cast<const unsigned*>(p) : *reinterpret_cast<const unsigned short*>(p));
+      }
+    }
+  }
+
+  // The bits of element i.
+  __device__ __forceinline__ unsigned element(int i, Dtype dtype, bool vectors) const {
+    if (!vectors || dtype == Dtype::kFp32) return word[i];
+    return i % 2 == 0 ? word[i / 2] & 0xffffu : word[i / 2] >> 16;
+  }
+
+  __device__ __forceinline__ void convert(float (&x)[kLanes], Dtype dtype, bool vectors) const {
+    if (!vectors || dtype == Dtype::kFp32) {
+#pragma unroll
+      for (int e = 0; e < kLanes; ++e) x[e] = float_of_bits(word[e], dtype);
+    } else if (dtype == Dtype::kBf16) {
+#pragma unroll
+      for (int e = 0; e < kLanes; e += 2) {
+        const float2 pair = widen_pair(word[e / 2], __nv_bfloat16());
+        x[e] = pair.x, x[e + 1] = pair.y;
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < kLanes; e += 2) {
+        const float2 pair = widen_pair(word[e / 2], __half());
+        x[e] = pair.x, x[e + 1] = pair.y;
+      }
+    }
+  }
+
+ private:
+  // word[i] with i known at run time, without an array in memory.
+  __device__ __forceinline__ void set(int i, unsigned x) {
+#pragma unroll
+    for (int e = 0; e < kLanes; ++e) word[e] = e == i ? x : word[e];
+  }
+};
+
+// A lane's elements into a vector in shared memory.
+template <int kLanes>
+__device__ __forceinline__ void store_lane(const float (&x)[kLanes], float* s_out) {
+  auto* to = reinterpret_cast<float4*>(s_out + LaneBits<kLanes>::first());
+#pragma unroll
+  for (int i = 0; i < kLanes; i += 4) to[i / 4] = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
 // x := n(x) (E-4), or x itself in the plain form, into shared memory.
-template <int kPerLane, int kLanes>
+template <int kLanes>
 __device__ __forceinline__ void finish_normalised(const float (&x)[kLanes], bool normalise, float* s_out) {
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) sum = __fmaf_rn(x[i], x[i], sum);
+  for (int i = 0; i < kLanes; ++i) sum = __fmaf_rn(x[i], x[i], sum);
   sum = lane_sum<32>(sum);
-  const float r = __frsqrt_rn(__fadd_rn(sum, 1e-6f));
+  const float r = normalise ? __frsqrt_rn(__fadd_rn(sum, 1e-6f)) : 1.0f;
+  float y[kLanes];
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) s_out[lane_id() + 32 * i] = normalise ? __fmul_rn(x[i], r) : x[i];
+  for (int i = 0; i < kLanes; ++i) y[i] = __fmul_rn(x[i], r);
+  store_lane(y, s_out);
 }
 
-template <int kPerLane, int kLanes>
-__device__ __forceinline__ void finish_values(const float (&x)[kLanes], int rows, float* s_out) {
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    if (lane_id() + 32 * i < rows) s_out[lane_id() + 32 * i] = x[i];
-  }
+// `room`: of the vector in shared memory, a multiple of kLanes.
+template <int kLanes>
+__device__ __forceinline__ void finish_values(const float (&x)[kLanes], int room, float* s_out) {
+  if (LaneBits<kLanes>::first() < room) store_lane(x, s_out);
 }
 
 // A quarter of a head's decays; part p has channels [p * kKeys / 4, ...).
@@ -120,6 +177,9 @@ struct DecayQuarter {
   float bias[kLanes];
   float A_log;
 
+  // Channel of a quarter that is element i of the lane.
+  static __device__ __forceinline__ int channel(int i) { return lane_id() + 32 * i; }
+
   // `gate`: the head's raw gates.
   __device__ __forceinline__ void gather(const GateRef& rule, VectorRef gate, Part part, int32_t head) {
     const int32_t first = static_cast<int32_t>(part) * kWidth;
@@ -129,11 +189,19 @@ struct DecayQuarter {
     gate.n -= first;
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
-      const int c = lane_id() + 32 * i;
+      const int c = channel(i);
       bias[i] = dt_bias != nullptr && (kWhole || c < gate.n) ? dt_bias[first + c] : 0.0f;
     }
     A_log = rule.A_log != nullptr ? rule.A_log[head] : 0.0f;
-    gather_vector<kWhole>(raw, gate);
+    if (gate.dtype == Dtype::kFp32) {
+      const auto* p = static_cast<const unsigned*>(gate.data) + gate.offset;
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) raw[i] = kWhole || channel(i) < gate.n ? p[channel(i)] : 0;
+    } else {
+      const auto* p = static_cast<const unsigned short*>(gate.data) + gate.offset;
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) raw[i] = kWhole || channel(i) < gate.n ? p[channel(i)] : 0;
+    }
   }
 
   // Channels that do not exist decay to nothing, and hold nothing.
@@ -142,8 +210,21 @@ struct DecayQuarter {
     const float a = expf(A_log);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
-      const int c = first + lane_id() + 32 * i;
+      const int c = first + channel(i);
       s_decay[c] = kWhole || c < keys ? expf(log_decay(rule, float_of_bits(raw[i], dtype), bias[i], a)) : 0.0f;
+    }
+  }
+
+  // What finish()'s factors lack to e^g of the fp32 g.
+  __device__ __forceinline__ void finish_low(const GateRef& rule, Dtype dtype, int32_t keys, Part part, const float* s_decay,
+                                             float* s_low) const {
+    const int32_t first = static_cast<int32_t>(part) * kWidth;
+    const float a = expf(A_log);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      const int c = first + channel(i);
+      const double exact = exp(static_cast<double>(log_decay(rule, float_of_bits(raw[i], dtype), bias[i], a)));
+      s_low[c] = kWhole || c < keys ? static_cast<float>(exact - static_cast<double>(s_decay[c])) : 0.0f;
     }
   }
 };
@@ -151,14 +232,15 @@ struct DecayQuarter {
 // Registers of one gathered part.
 template <class Slot>
 struct PartInput {
-  static constexpr int kKeyLanes = Slot::kKeys / 32, kValueLanes = Slot::kValues / 32;
-  static constexpr int kLanes = kKeyLanes > kValueLanes ? kKeyLanes : kValueLanes;
-  unsigned bits[kLanes];
+  static constexpr int kLanes = Slot::kKeys / 32;  // of a key; values are no more than keys
+  static_assert(Slot::kValues <= Slot::kKeys && Slot::kValues % kLanes == 0);
+  LaneBits<kLanes> bits;
   unsigned beta;
   DecayQuarter<Slot::kKeys, Slot::kWhole> decay;
 };
 
-// The parts of tokens [first, first + count), dealt to the block's warps in turn.
+// The parts of tokens [first, first + count), dealt to the block's warps in turn. A block has a multiple of four warps, so
+// that a warp meets one kind of part. With Source::kAhead the next part's loads are on their way while one is completed.
 template <class Source>
 struct PartQueue {
   using Slot = typename Source::Slot;
@@ -175,10 +257,18 @@ struct PartQueue {
   }
   // Completes it and does the rest, into slots[0, count). The block's barrier is the caller's.
   __device__ __forceinline__ void finish(int first, int count, Slot* slots) {
+    const auto part = static_cast<Part>(warp_id() % 4);
+#pragma unroll 1
     for (int id = warp_id(); id < 4 * count; id += warps()) {
-      const auto part = static_cast<Part>(id % 4);
-      if (id != warp_id()) source.gather(in, part, first + id / 4);
-      source.finish(in, part, first + id / 4, slots[id / 4]);
+      if constexpr (Source::kAhead) {
+        typename Source::Input next;
+        if (id + warps() < 4 * count) source.gather(next, part, first + (id + warps()) / 4);
+        source.finish(in, part, first + id / 4, slots[id / 4]);
+        in = next;
+      } else {
+        if (id != warp_id()) source.gather(in, part, first + id / 4);
+        source.finish(in, part, first + id / 4, slots[id / 4]);
+      }
     }
   }
 };
