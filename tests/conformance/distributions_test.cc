@@ -1,4 +1,5 @@
 // D1..D11 of N-10 within the limits of N-9, in both gate forms and with bf16 and fp32 io.
+#include <functional>
 #include <map>
 
 #include "harness.h"
@@ -18,7 +19,9 @@ const Outcome& oracle_of(int number) {
   return it->second;
 }
 
-void check(const std::string& backend, const Distribution& d) {
+using LimitOf = std::function<Limits(kda_dtype io, bool degenerate)>;
+
+void check(const std::string& backend, const Distribution& d, const LimitOf& limit_of) {
   const bool own_form = d.number <= 2;
   const Outcome& reference = oracle_of(d.number);
   ASSERT_EQ(reference.status, KDA_OK) << reference.message;
@@ -34,7 +37,7 @@ void check(const std::string& backend, const Distribution& d) {
       options.backend = backend.c_str();
       const Outcome r = prefill(p, options);
       ASSERT_EQ(r.status, KDA_OK) << r.message;
-      const Limits limit = limits(io, d.degenerate);
+      const Limits limit = limit_of(io, d.degenerate);
       const int64_t HV = p.spec.num_value_heads;
       EXPECT_WITHIN(compare_outputs(r.out.values(), reference.out.values(), p.lengths, HV, 128), limit.out);
       EXPECT_WITHIN(compare_states(r.state.values(), reference.state.values(), HV, 128 * 128), limit.state);
@@ -46,13 +49,13 @@ void check(const std::string& backend, const Distribution& d) {
 
 TEST_P(DistributionsTest, N09_H01_H03_N03_N04_N05_Regular) {
   for (const Distribution& d : kDistributions) {
-    if (!d.degenerate) check(backend(), d);
+    if (!d.degenerate) check(backend(), d, [&](kda_dtype io, bool degenerate) { return limits(io, degenerate); });
   }
 }
 
 TEST_P(DistributionsTest, N09_H01_N03_N05_Degenerate) {
   for (const Distribution& d : kDistributions) {
-    if (d.degenerate) check(backend(), d);
+    if (d.degenerate) check(backend(), d, [&](kda_dtype io, bool degenerate) { return limits(io, degenerate); });
   }
 }
 

@@ -38,6 +38,7 @@ class BackendTest : public testing::TestWithParam<std::string> {
  protected:
   const char* backend() const { return GetParam().c_str(); }
   bool is_reference() const { return GetParam() == "reference"; }
+  bool on_device() const { return GetParam().rfind("cuda_", 0) == 0; }
   // Bit equality between batches, cuts and paths (N-13). The oracle computes in fp64 and can promise it with fp64
   // states only, where no rounding lies between calls.
   uint32_t invariant() const { return KDA_PLAN_BATCH_INVARIANT; }
@@ -45,9 +46,11 @@ class BackendTest : public testing::TestWithParam<std::string> {
   // Limits of N-9 for what the backend runs: `auto` on a device takes tensor cores for bf16 prefill, whose release
   // targets hold here.
   Limits limits(kda_dtype io, bool degenerate = false) const {
-    const bool tensor_cores = may_take_tensor_cores_ && io == KDA_BF16 && GetParam() == "cuda_auto";
-    if (!tensor_cores) return test::limits(io, degenerate);
+    if (!takes_tensor_cores(io)) return test::limits(io, degenerate);
     return degenerate ? Limits{5e-3, 5e-3} : Limits{2.0e-3, 7e-4};
+  }
+  bool takes_tensor_cores(kda_dtype io) const {
+    return may_take_tensor_cores_ && io == KDA_BF16 && GetParam() == "cuda_auto";
   }
   bool may_take_tensor_cores_ = true;
 

@@ -38,6 +38,15 @@ __global__ void fill_kernel(void* p, size_t count, int dtype, float scale, uint6
   }
 }
 
+// What a graph of dependent launches costs when the kernels do nothing, or read one value that the one before wrote.
+__global__ void chained_kernel(int* value, int reads) {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (reads == 0) return;
+  const int x = *static_cast<volatile int*>(value);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *value = x + 1;
+}
+
 double median(std::vector<double> x) {
   std::sort(x.begin(), x.end());
   return x.empty() ? 0 : x[x.size() / 2];
@@ -122,6 +131,20 @@ void upload(const Buffer& buffer, const void* data, size_t bytes) {
 void copy_16(void* to, const void* from, size_t bytes, cudaStream_t stream) {
   copy_kernel<<<132 * 8, 256, 0, stream>>>(static_cast<uint4*>(to), static_cast<const uint4*>(from), bytes / 16);
   KDA_REQUIRE_CUDA(cudaGetLastError());
+}
+
+void launch_chained(int* value, int reads, bool early, cudaStream_t stream) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(128);
+  config.blockDim = dim3(128);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  void* arguments[] = {&value, &reads};
+  KDA_REQUIRE_CUDA(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(chained_kernel), arguments));
 }
 
 void Bench::measure(const std::string& group, std::vector<Variant> variants) {

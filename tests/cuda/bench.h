@@ -36,6 +36,10 @@ void upload(const Buffer& buffer, const void* data, size_t bytes);
 // One launch of the bench's own copy: 16-byte loads and stores, streaming.
 void copy_16(void* to, const void* from, size_t bytes, cudaStream_t stream);
 
+// A kernel of 128 blocks that does nothing (`reads` 0) or waits for one value of the grid before; `early`: launched with
+// programmatic serialisation.
+void launch_chained(int* value, int reads, bool early, cudaStream_t stream);
+
 struct Variant {
   std::string name;
   std::function<void(int, cudaStream_t)> call;  // call number i
@@ -69,6 +73,7 @@ std::unique_ptr<Buffer> random_buffer(size_t bytes, kda_dtype dtype, uint32_t se
 std::unique_ptr<Buffer> int_buffer(const std::vector<int32_t>& x);
 constexpr size_t kColdBytes = size_t{320} << 20;  // what rotates: several times the L2
 
+void bench_launch(Bench& bench);
 void bench_decode(Bench& bench);
 void bench_step(Bench& bench);
 void bench_conv(Bench& bench);

@@ -161,6 +161,20 @@ void measure(Bench& bench, const std::string& kind, const Size& size, int width,
 
 }  // namespace
 
+void bench_launch(Bench& bench) {
+  if (!bench.wants("launch")) return;
+  const auto value = int_buffer({0});
+  auto* p = static_cast<int*>(value->data());
+  std::vector<Variant> variants;
+  for (const bool early : {false, true}) {
+    for (const int reads : {0, 1}) {
+      const std::string name = std::string("launch: ") + (reads ? "one value" : "nothing") + (early ? ", programmatic" : "");
+      variants.push_back({name, [=](int, cudaStream_t s) { launch_chained(p, reads, early, s); }, 20, 0, 0, false});
+    }
+  }
+  bench.measure("launch", variants);
+}
+
 void bench_decode(Bench& bench) {
   const Size decode[] = {{32, 1, 0, 0, 2.5},        {12, 1, 0, 0, 2.5},        {32, 32, 1.10, 1.20, 0},
                          {12, 128, 1.10, 1.20, 0},  {32, 128, 1.04, 1.10, 0},  {64, 64, 1.04, 1.10, 0},

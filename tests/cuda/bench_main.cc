@@ -25,6 +25,7 @@ int main(int argc, char** argv) {
   (void)kda::cuda_test::context();
   std::printf("%s\n", kda::cuda_test::device_text().c_str());
   kda::cuda_test::Bench bench(rounds, seed, filter);
+  kda::cuda_test::bench_launch(bench);
   kda::cuda_test::bench_decode(bench);
   kda::cuda_test::bench_step(bench);
   kda::cuda_test::bench_conv(bench);

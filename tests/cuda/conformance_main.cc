@@ -6,6 +6,7 @@
 #include "runtime.h"
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // a run that is stopped shows where
   testing::InitGoogleTest(&argc, argv);
   kda::cuda_test::Memory memory;
   kda::conformance::set_device(kda::cuda_test::context(), &memory);

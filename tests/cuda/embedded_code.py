@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Lists the device code embedded in a library and fails unless all of it is machine code (spec Y-19).
+"""Lists the device code embedded in libraries or object files and fails unless all of it is machine code (spec Y-19).
 
-embedded_code.py LIB.so    reads the fat binaries of section .nv_fatbin; no CUDA tool is needed
+embedded_code.py FILE...   reads the fat binaries of section .nv_fatbin; no CUDA tool is needed
 """
 import struct
 import sys
@@ -38,9 +38,11 @@ def entries(fatbin):
         at = end
 
 
-def main(path):
-    with open(path, "rb") as file:
-        found = list(entries(section(file.read(), b".nv_fatbin")))
+def main(paths):
+    found = []
+    for path in paths:
+        with open(path, "rb") as file:
+            found += entries(section(file.read(), b".nv_fatbin"))
     ptx = [arch for kind, arch in found if kind == PTX]
     other = sorted({kind for kind, _ in found} - {PTX, MACHINE})
     print(f"{len(found)} images: {len(found) - len(ptx)} of machine code for {sorted({a for k, a in found if k == MACHINE})},"
@@ -52,4 +54,4 @@ def main(path):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 // nothing (F28), and a capture of many mixed calls succeeds, which an allocation or a wait would end (F30, G-11).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -267,6 +268,51 @@ TEST(CudaBackends, N13_TunedAndGeneralKernelsAgreeBitForBit) {
       }
     }
   }
+}
+
+// A slot stride of 2^20 elements puts slot 2048 at element 2^31 and slot 512 at byte 2^31.
+TEST(CudaPools, F24_OffsetsPast2To31) {
+  const int64_t stride = int64_t{1} << 20, slots = 4100, state = 128 * 128;
+  char* memory = nullptr;
+  ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&memory), static_cast<size_t>(slots * stride * 4)), cudaSuccess);
+  const kda_tensor pool = {memory, KDA_FP32, {KDA_CUDA, 0}, 4, {slots, 1, 128, 128}, {stride, state, 128, 1}};
+  for (const char* backend : {"cuda_portable", "cuda_fused", "cuda_prefill"}) {
+    for (const int64_t slot : {511, 512, 2047, 2048, 4099}) {
+      char* const at = memory + slot * stride * 4;
+      KDA_REQUIRE_CUDA(cudaMemset(at, 0, static_cast<size_t>(state * 4)));
+      // Where a 32-bit byte offset would land: a pattern that must stay.
+      char* const wrapped = memory + static_cast<uint32_t>(slot * stride * 4);
+      if (wrapped != at) KDA_REQUIRE_CUDA(cudaMemset(wrapped, 0x42, static_cast<size_t>(state * 4)));
+      KDA_REQUIRE_CUDA(cudaDeviceSynchronize());
+      if (std::string(backend) == "cuda_prefill") {
+        PrefillCall call(ledger({2}, {3, 4}, 1), "cuda_portable");
+        call.slots = Tensor::ints({slot}, KDA_INT64);
+        call.desc.initial_state = KDA_INITIAL_ALL;
+        OnDevice device(call.args());
+        device.args.state = pool;
+        Plan plan = make_plan(call.desc);
+        EXPECT_EQ(kda_prefill_run(plan.get(), &device.args, {}, nullptr), KDA_OK) << kda_last_error();
+        KDA_REQUIRE_CUDA(cudaDeviceSynchronize());
+      } else {
+        DecodeCall call(ledger({2}, {3, 4}, 1), backend);
+        call.desc.store = KDA_STORE_FINAL;
+        call.slots = Tensor::ints({slot});
+        OnDevice device(call.args());
+        device.args.state = pool;
+        Plan plan = make_plan(call.desc);
+        EXPECT_EQ(kda_decode_run(plan.get(), &device.args, {}, nullptr), KDA_OK) << kda_last_error();
+        KDA_REQUIRE_CUDA(cudaDeviceSynchronize());
+      }
+      std::vector<float> got(static_cast<size_t>(state));
+      KDA_REQUIRE_CUDA(cudaMemcpy(got.data(), at, got.size() * 4, cudaMemcpyDeviceToHost));
+      expect_ledger(std::vector<double>(got.begin(), got.end()), {3, 4});
+      if (wrapped == at) continue;
+      std::vector<unsigned char> kept(static_cast<size_t>(state * 4));
+      KDA_REQUIRE_CUDA(cudaMemcpy(kept.data(), wrapped, kept.size(), cudaMemcpyDeviceToHost));
+      EXPECT_EQ(std::count(kept.begin(), kept.end(), 0x42), state * 4) << backend << " slot " << slot;
+    }
+  }
+  KDA_REQUIRE_CUDA(cudaFree(memory));
 }
 
 // A head's bits do not depend on how many others there are, and so not on how it is cut into blocks.

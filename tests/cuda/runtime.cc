@@ -41,7 +41,8 @@ void* Memory::allocate(size_t bytes) {
 }
 
 bool Memory::to_device(void* to, const void* from, size_t bytes) {
-  return cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess;
+  // A small copy may still be on its way when the call returns, and other streams do not wait for it.
+  return cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
 }
 bool Memory::to_host(void* to, const void* from, size_t bytes) {
   return cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) == cudaSuccess;

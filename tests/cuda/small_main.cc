@@ -1,6 +1,7 @@
 // Every operator once on small shapes, for compute-sanitizer: a few launches of each kernel, results not looked at.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "harness.h"
 #include "runtime.h"
@@ -143,11 +144,49 @@ void run_conv_prefill(int64_t channels, kda_dtype io) {
   expect_ok("conv", status, plan.message());
 }
 
+void run_prefill(const char* backend, int64_t dim, kda_dtype pool) {
+  FieldInput input;
+  input.lengths = {33, 0, 1, 70};
+  input.heads = 1;
+  input.value_heads = 2;
+  input.key_dim = input.value_dim = dim;
+  PrefillCall call(field_problem(input), backend);
+  call.use_pool(9, {2, 0, -1, 1}, pool);
+  call.desc.max_checkpoints = 2;
+  call.checkpoint_offsets = Tensor::of(KDA_INT32, {4, 2}, {32, 5, 0, 1, 1, 1, 64, 70});
+  call.checkpoint_slots = Tensor::of(KDA_INT32, {4, 2}, {3, 4, 5, 5, 5, 6, 7, 8});
+  const kda_status status = call.run();
+  expect_ok("prefill", status, call.message);
+}
+
+void run_gated_norm(int64_t dim, kda_dtype io) {
+  const int64_t T = 9, HV = 5;
+  auto d = sized<kda_gated_norm_desc>();
+  d.backend = "cuda_portable";
+  d.num_value_heads = HV;
+  d.value_dim = dim;
+  d.io_dtype = io;
+  d.max_tokens = T;
+  const Tensor o = Tensor::of(io, {T, HV, dim}, uniform_vector(1, T * HV * dim));
+  const Tensor z = Tensor::of(io, {T, HV, dim}, uniform_vector(2, T * HV * dim));
+  const Tensor weight = Tensor::full(KDA_FP32, {dim}, 1), out(io, {T, HV, dim});
+  auto a = sized<kda_gated_norm_args>();
+  a.o = o;
+  a.z = z;
+  a.weight = weight;
+  a.out = out;
+  Plan plan = make_plan(d);
+  const kda_status status = plan.run(a);
+  expect_ok("gated_norm", status, plan.message());
+}
+
 }  // namespace
 }  // namespace kda::test
 
-int main() {
+// --skip prefill_fused: for a tool that cannot follow its barriers (docs/kernels/prefill_fused.md).
+int main(int argc, char** argv) {
   using namespace kda::test;
+  const bool skip_fused_prefill = argc > 2 && std::strcmp(argv[1], "--skip") == 0 && std::strcmp(argv[2], "prefill_fused") == 0;
   kda::cuda_test::Memory memory;
   kda::conformance::set_device(kda::cuda_test::context(), &memory);
   for (const kda_dtype pool : {KDA_FP32, KDA_BF16}) {
@@ -161,7 +200,12 @@ int main() {
       }
     }
   }
+  for (const kda_dtype pool : {KDA_FP32, KDA_BF16}) {
+    for (const int64_t dim : {128, 60, 132}) run_prefill("cuda_portable", dim, pool);
+    if (!skip_fused_prefill) run_prefill("cuda_fused", 128, pool);
+  }
   for (const kda_dtype io : {KDA_BF16, KDA_FP32}) {
+    for (const int64_t dim : {128, 60, 300}) run_gated_norm(dim, io);
     for (const int64_t channels : {256, 300, 37}) run_conv_prefill(channels, io);
   }
   kda::conformance::set_device(nullptr, nullptr);
