@@ -18,12 +18,11 @@ using kda::Status;
 using kda::capi::check_pointer;
 using kda::capi::guard;
 
-Status entry_of(const kda_tensor_file* file, size_t i, const SafetensorsEntry*& entry) {
+kda::Result<const SafetensorsEntry*> entry_of(const kda_tensor_file* file, size_t i) {
   KDA_RETURN_IF_ERROR(check_pointer("file", file));
   const auto& entries = file->file.entries();
   if (i >= entries.size()) return kda::not_found("tensor: wanted below ", entries.size(), ", got ", i);
-  entry = &entries[i];
-  return {};
+  return &entries[i];
 }
 
 Status check_destination(const SafetensorsEntry& entry, const kda_tensor& wanted, const kda_tensor& got) {
@@ -59,8 +58,9 @@ size_t kda_tensor_file_count(const kda_tensor_file* file) { return file ? file->
 kda_status kda_tensor_file_entry(const kda_tensor_file* file, size_t i, const char** name, const char** type,
                                  kda_tensor* layout, int64_t* bytes) {
   return guard([&]() -> Status {
-    const SafetensorsEntry* entry = nullptr;
-    KDA_RETURN_IF_ERROR(entry_of(file, i, entry));
+    const auto found = entry_of(file, i);
+    if (!found.ok()) return found.status();
+    const SafetensorsEntry* const entry = found.value();
     if (name) *name = entry->name.c_str();
     if (type) *type = entry->type.c_str();
     if (layout) *layout = layout_of(*entry);
@@ -95,8 +95,9 @@ kda_status kda_tensor_file_metadata(const kda_tensor_file* file, size_t i, const
 
 kda_status kda_tensor_file_read(const kda_tensor_file* file, size_t i, const kda_tensor* destination) {
   return guard([&]() -> Status {
-    const SafetensorsEntry* entry = nullptr;
-    KDA_RETURN_IF_ERROR(entry_of(file, i, entry));
+    const auto found = entry_of(file, i);
+    if (!found.ok()) return found.status();
+    const SafetensorsEntry* const entry = found.value();
     KDA_RETURN_IF_ERROR(check_pointer("destination", destination));
     KDA_RETURN_IF_ERROR(file->file.check_readable(*entry));
     KDA_RETURN_IF_ERROR(check_destination(*entry, layout_of(*entry), *destination));
