@@ -36,6 +36,12 @@ __device__ __forceinline__ uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
 }
 // fp32 bits rounded to tf32 (nearest, ties away): the matrix unit cuts the low 13 bits off.
 __device__ __forceinline__ uint32_t round_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
+// a * b + c, 64 bits: one instruction.
+__device__ __forceinline__ uint64_t multiply_add_wide(uint32_t a, uint32_t b, uint64_t c) {
+  uint64_t y;
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(y) : "r"(a), "r"(b), "l"(c));
+  return y;
+}
 // {lo, hi} to two fp16 (nearest even, no saturation), lo in the low half.
 __device__ __forceinline__ uint32_t pack_f16(float lo, float hi) {
   uint32_t y;

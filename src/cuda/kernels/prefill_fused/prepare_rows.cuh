@@ -107,10 +107,9 @@ __device__ __forceinline__ uint64_t step_bytes(uint32_t rows, uint32_t bytes) {
   return static_cast<uint64_t>(rows) * bytes;
 }
 
-// base + row * step: one instruction.
+// base + row * step.
 __device__ __forceinline__ const char* row_address(const char* base, uint32_t row, uint32_t step) {
-  uint64_t at;
-  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(at) : "r"(row), "r"(step), "l"(base));
+  const uint64_t at = ptx::multiply_add_wide(row, step, reinterpret_cast<uint64_t>(base));
   return reinterpret_cast<const char*>(at);
 }
 

@@ -1,0 +1,105 @@
+// Stands in for CUDA's header where kernels are compiled for the host: keywords, vector types, the built-in functions
+// that the kernels name. Collectives of a warp go through threads.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "threads.h"
+
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __shared__ thread_local  // one operating-system thread a CTA
+#define __align__(n) __attribute__((aligned(n)))
+
+using cudaError_t = int;
+using cudaStream_t = void*;
+
+struct float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+
+// The running thread's place. Set by the scheduler.
+struct EmulatedIndex {
+  unsigned x = 0;
+};
+inline thread_local EmulatedIndex threadIdx, blockIdx, gridDim;
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  return a > b ? a : b;
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  return a < b ? a : b;
+}
+
+template <class To, class From>
+To bits_as(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To y;
+  std::memcpy(&y, &x, sizeof(To));
+  return y;
+}
+inline float __int_as_float(int x) { return bits_as<float>(x); }
+inline int __float_as_int(float x) { return bits_as<int>(x); }
+inline float __uint_as_float(uint32_t x) { return bits_as<float>(x); }
+inline uint32_t __float_as_uint(float x) { return bits_as<uint32_t>(x); }
+inline int __clzll(int64_t x) { return x == 0 ? 64 : __builtin_clzll(static_cast<uint64_t>(x)); }
+
+// Every lane's value, in lane order.
+template <class T>
+struct LaneValues {
+  T x[32];
+  explicit LaneValues(T mine) {
+    uint64_t word = 0;
+    std::memcpy(&word, &mine, sizeof(T));
+    emulation::lane_words(emulation::lane())[0] = word;
+    emulation::warp_barrier();
+    for (int i = 0; i < 32; ++i) std::memcpy(&x[i], emulation::lane_words(i), sizeof(T));
+    emulation::warp_barrier();
+  }
+};
+
+template <class T>
+T __shfl_sync(unsigned, T x, int from) {
+  return LaneValues<T>(x).x[from];
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+  return LaneValues<T>(x).x[emulation::lane() ^ mask];
+}
+inline bool __any_sync(unsigned, bool x) {
+  bool any = false;
+  for (const bool y : LaneValues<bool>(x).x) any = any || y;
+  return any;
+}
+template <class T>
+T __reduce_max_sync(unsigned, T x) {
+  for (const T y : LaneValues<T>(x).x) x = y > x ? y : x;
+  return x;
+}
+template <class T>
+T __reduce_min_sync(unsigned, T x) {
+  for (const T y : LaneValues<T>(x).x) x = y < x ? y : x;
+  return x;
+}
+inline void __syncwarp() { emulation::warp_barrier(); }
+inline void __syncthreads() { emulation::block_barrier(); }

@@ -1,0 +1,154 @@
+// The fused prefill for Hopper, emulated: what it computes, against the oracle within N-9's release targets, and the
+// bits that its clauses promise. The device tests (tests/cuda/prefill_fused_dev.cu) check the same and more on
+// hardware.
+#include <gtest/gtest.h>
+
+#include "cuda/kernels/prefill_fused/kernel.cuh"
+#include "cuda/kernels/prefill_fused/segments.cuh"
+#include "prefill_problem.h"
+
+namespace kda::cuda::prefill_fused {
+thread_local __align__(1024) unsigned char s_memory[emulation::kSharedBytes];
+}  // namespace kda::cuda::prefill_fused
+
+namespace kda::emulated {
+namespace {
+
+using namespace cuda::prefill_fused;
+
+template <Gate kGate, class GateType, Diagonal kDiagonal>
+void launch(const Params& p, int clusters) {
+  for (int i = 0; i < clusters; ++i) {
+    emulation::run_cluster(
+        kClusterSize, kThreads, i * kClusterSize, clusters * kClusterSize,
+        [&] { prefill_fused_kernel<Config<kGate, GateType, kDiagonal>>(p); }, [] { return s_memory; });
+  }
+}
+
+void launch_kernel(const PrefillProblem& problem, const Params& p, int clusters, Diagonal diagonal) {
+  using Bf16 = uint32_t;
+  if (problem.family == Gate::kSoftplus) return launch<Gate::kSoftplus, Bf16, Diagonal::kDyadic>(p, clusters);
+  if (problem.family == Gate::kPlain) return launch<Gate::kPlain, float2, Diagonal::kDyadic>(p, clusters);
+  if (diagonal == Diagonal::kDyadic) return launch<Gate::kBounded, Bf16, Diagonal::kDyadic>(p, clusters);
+  if (problem.gates_are_f32) return launch<Gate::kBounded, float2, Diagonal::kAnchored>(p, clusters);
+  launch<Gate::kBounded, Bf16, Diagonal::kAnchored>(p, clusters);
+}
+
+// `checkpoint` > 0: also the state of sequence 0 after so many tokens.
+PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diagonal = Diagonal::kAnchored,
+                  int64_t checkpoint = 0) {
+  const int64_t n = static_cast<int64_t>(problem.lengths.size()), row = problem.heads * int64_t{128};
+  PrefillResult result;
+  result.out.assign(problem.q.size(), 0x7f7f);
+  result.state.assign(problem.state.size(), NAN);
+  std::vector<int64_t> offsets(1, 0), checkpoints(n, 0);
+  for (const int64_t length : problem.lengths) offsets.push_back(offsets.back() + length);
+  std::vector<uint16_t> gate_bits;
+  for (const float x : problem.gate) gate_bits.push_back(bf16_bits(x));
+  const bool f32 = problem.gates_are_f32 || problem.family == Gate::kPlain;
+  const std::vector<float> a_log(problem.heads, 0.0f);
+  Params p;
+  p.q = problem.q.data(), p.k = problem.k.data(), p.v = problem.v.data(), p.beta = problem.beta.data();
+  p.gate = f32 ? static_cast<const void*>(problem.gate.data()) : gate_bits.data();
+  p.out = result.out.data();
+  p.q_rows = p.k_rows = p.v_rows = p.gate_rows = p.out_rows = Rows{0, row, 128};
+  p.beta_rows = Rows{0, problem.heads, 1};
+  if (problem.family != Gate::kPlain) p.a_log = a_log.data();
+  p.lower_bound = -5.0f, p.scale = 1.0f / std::sqrt(128.0f);
+  p.cu_seqlens = Indices{offsets.data(), 1, 1};
+  p.sequences = n, p.tokens = offsets.back();
+  p.heads = p.value_heads = problem.heads;
+  p.initial = Initial::kAll;
+  p.state_in = problem.state.data(), p.state_out = result.state.data();
+  p.state_in_stride = p.state_out_stride = row * 128;
+  p.state_in_slots = p.state_out_slots = n;
+  if (checkpoint > 0) {
+    checkpoints[0] = checkpoint;
+    result.checkpoint.assign(problem.state.size(), NAN);
+    p.checkpoints = 1;
+    p.checkpoint_offsets = Table{checkpoints.data(), 1, 1, 1};
+    p.checkpoint_out = result.checkpoint.data();
+    p.checkpoint_row_stride = p.checkpoint_stride = row * 128;
+  }
+  if (problem.segments <= 1) {
+    launch_kernel(problem, p, clusters, diagonal);
+    return result;
+  }
+  std::vector<float> space(n * problem.heads * (2 * problem.segments - 2) * kMatrix, NAN);
+  p.segments = problem.segments, p.segment_space = space.data();
+  p.pass = Pass::kSummaries;
+  launch_kernel(problem, p, clusters, diagonal);
+  const unsigned blocks = static_cast<unsigned>(n * problem.heads * kMergeParts);
+  for (unsigned block = 0; block < blocks; ++block)
+    emulation::run_cluster(
+        1, kDim, block, blocks, [&] { merge_segments_kernel(p); }, [] { return s_memory; });
+  p.pass = Pass::kSegments;
+  launch_kernel(problem, p, clusters, diagonal);
+  return result;
+}
+
+void expect_release_targets(const PrefillProblem& problem, const PrefillResult& result) {
+  const PrefillErrors errors = compare_with_oracle(problem, result);
+  EXPECT_LE(errors.out, 2.0e-3);
+  EXPECT_LE(errors.state, 7e-4);
+}
+
+TEST(PrefillFusedEmulated, N09_BoundedGates) {
+  const PrefillProblem problem({70}, 1, Gate::kBounded);
+  expect_release_targets(problem, run(problem));
+}
+
+TEST(PrefillFusedEmulated, N09_Fp32Gates) {
+  PrefillProblem problem({33, 100}, 1, Gate::kBounded);
+  problem.gates_are_f32 = true;
+  expect_release_targets(problem, run(problem));
+}
+
+TEST(PrefillFusedEmulated, N09_SoftplusGates) {
+  const PrefillProblem problem({100}, 1, Gate::kSoftplus);
+  expect_release_targets(problem, run(problem));
+}
+
+TEST(PrefillFusedEmulated, N09_BoundedGatesByLevels) {
+  const PrefillProblem problem({40}, 1, Gate::kBounded);
+  expect_release_targets(problem, run(problem, 1, Diagonal::kDyadic));
+}
+
+TEST(PrefillFusedEmulated, P11_PlainGatesHeadsAndAnEmptySequence) {
+  const PrefillProblem problem({64, 0, 5}, 2, Gate::kPlain);
+  expect_release_targets(problem, run(problem, 2));
+}
+
+TEST(PrefillFusedEmulated, S06_CutIntoSegments) {
+  PrefillProblem problem({780}, 1, Gate::kBounded, -12.0);  // slow gates: every map matters
+  problem.segments = 3;
+  expect_release_targets(problem, run(problem, 2));
+}
+
+TEST(PrefillFusedEmulated, H09_LaterTokensDoNotReachBack) {
+  const PrefillProblem problem({45}, 1, Gate::kBounded);
+  PrefillProblem changed = problem;
+  for (int i = 0; i < 128; ++i) {
+    const int64_t at = 44 * 128 + i;
+    changed.k[at] = 0x7fc0, changed.v[at] = 0x7f80, changed.gate[at] = 1000.0f;
+  }
+  PrefillResult before = run(problem), after = run(changed);
+  before.out.resize(44 * 128), after.out.resize(44 * 128);
+  EXPECT_EQ(before.out, after.out);
+}
+
+TEST(PrefillFusedEmulated, N07_ValuesBeyondFp16) {
+  PrefillProblem problem({64}, 1, Gate::kBounded);
+  for (int i = 0; i < 128; ++i) problem.v[40 * 128 + i] = bf16_bits(3e30);
+  expect_release_targets(problem, run(problem));
+}
+
+TEST(PrefillFusedEmulated, K05_CheckpointInsideAChunk) {
+  const PrefillProblem problem({96}, 1, Gate::kBounded);
+  PrefillProblem cut = problem;
+  cut.lengths = {41};
+  EXPECT_EQ(run(problem, 1, Diagonal::kAnchored, 41).checkpoint, run(cut).state);
+}
+
+}  // namespace
+}  // namespace kda::emulated

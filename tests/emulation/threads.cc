@@ -1,0 +1,208 @@
+#include "threads.h"
+
+#include <ucontext.h>
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cuda_runtime_api.h"
+
+namespace emulation {
+namespace {
+
+constexpr size_t kStackBytes = 128 << 10;
+
+[[noreturn]] void fail(const char* what, uint32_t value) {
+  std::fprintf(stderr, "emulation: %s (%#x)\n", what, value);
+  std::abort();
+}
+
+struct Barrier {
+  uint32_t generation = 0;
+  int count = 0;
+};
+
+struct MemoryBarrier {
+  uint32_t phase = 0;
+  int arrivals = 0, pending = 0, bytes = 0;
+  void settle() {
+    if (pending == 0 && bytes == 0) ++phase, pending = arrivals;
+  }
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  const uint32_t* waits_for = nullptr;  // to differ from `seen`
+  uint32_t seen = 0;
+  bool is_done = false;
+};
+
+struct Cta {
+  uint32_t rank = 0;
+  unsigned char* memory = nullptr;
+  std::vector<Fiber> fibers;
+  std::vector<Barrier> warps;
+  std::vector<uint64_t> words;  // [warp][lane][8]
+  std::map<uint32_t, Barrier> named;
+  Barrier block;
+  ucontext_t scheduler;
+  int current = 0;
+  bool is_done = false;
+};
+
+// What the CTAs of the cluster share; touched by the one that runs.
+struct Cluster {
+  std::function<void()> kernel;
+  std::vector<std::unique_ptr<Cta>> ctas;
+  Barrier barrier;
+  std::map<uint32_t, MemoryBarrier> memory_barriers;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int ready = 0;
+  uint32_t turn = 0;
+};
+Cluster* cluster = nullptr;
+thread_local Cta* cta = nullptr;
+
+void wait_for_change(const uint32_t& word) {
+  Fiber& fiber = cta->fibers[cta->current];
+  fiber.waits_for = &word;
+  fiber.seen = word;
+  swapcontext(&fiber.context, &cta->scheduler);
+}
+
+void arrive_and_wait(Barrier& barrier, int threads) {
+  if (++barrier.count < threads) return wait_for_change(barrier.generation);
+  barrier.count = 0;
+  ++barrier.generation;
+}
+
+void fiber_main() {
+  cluster->kernel();
+  Fiber& fiber = cta->fibers[cta->current];
+  fiber.is_done = true;
+  swapcontext(&fiber.context, &cta->scheduler);
+}
+
+void make_fiber(Fiber& fiber) {
+  fiber.stack.reset(new char[kStackBytes]);  // not cleared
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, fiber_main, 0);
+}
+
+// Runs every fiber that can go on, until none can. Answers whether any could; `all_done`: none is left.
+bool run_fibers(bool& all_done) {
+  bool any = false;
+  for (bool again = true; again;) {
+    again = false;
+    all_done = true;
+    for (size_t i = 0; i < cta->fibers.size(); ++i) {
+      Fiber& fiber = cta->fibers[i];
+      if (fiber.is_done) continue;
+      all_done = false;
+      if (fiber.waits_for != nullptr && *fiber.waits_for == fiber.seen) continue;
+      fiber.waits_for = nullptr;
+      again = any = true;
+      cta->current = static_cast<int>(i);
+      threadIdx.x = static_cast<unsigned>(i);
+      swapcontext(&cta->scheduler, &fiber.context);
+    }
+  }
+  return any;
+}
+
+void run_cta(Cta* mine, unsigned block, unsigned grid, const std::function<unsigned char*()>& memory) {
+  cta = mine;
+  blockIdx.x = block, gridDim.x = grid;
+  const uint32_t ctas = static_cast<uint32_t>(cluster->ctas.size());
+  std::unique_lock<std::mutex> lock(cluster->mutex);
+  cta->memory = memory();
+  std::memset(cta->memory, 0xff, kSharedBytes);
+  ++cluster->ready;
+  cluster->changed.notify_all();
+  cluster->changed.wait(lock, [&] { return cluster->ready == static_cast<int>(ctas); });
+  int idle_turns = 0;
+  for (bool all_done = false; !all_done;) {
+    cluster->changed.wait(lock, [&] { return cluster->turn % ctas == cta->rank; });
+    idle_turns = run_fibers(all_done) ? 0 : idle_turns + 1;
+    if (idle_turns > 3) fail("no thread can go on in CTA", cta->rank);
+    cta->is_done = all_done;
+    for (uint32_t i = 0; i < ctas; ++i)
+      if (!cluster->ctas[++cluster->turn % ctas]->is_done) break;
+    cluster->changed.notify_all();
+  }
+}
+
+}  // namespace
+
+void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, const std::function<void()>& kernel,
+                 const std::function<unsigned char*()>& memory) {
+  Cluster all;
+  all.kernel = kernel;
+  for (int rank = 0; rank < ctas; ++rank) {
+    auto& one = *all.ctas.emplace_back(std::make_unique<Cta>());
+    one.rank = static_cast<uint32_t>(rank);
+    one.fibers = std::vector<Fiber>(static_cast<size_t>(threads));
+    for (Fiber& fiber : one.fibers) make_fiber(fiber);
+    one.warps.resize(static_cast<size_t>(threads) / 32);
+    one.words.resize(static_cast<size_t>(threads) * 8);
+  }
+  cluster = &all;
+  std::vector<std::thread> workers;
+  for (int rank = 0; rank < ctas; ++rank)
+    workers.emplace_back([&, rank] { run_cta(all.ctas[rank].get(), first_block + rank, grid, memory); });
+  for (std::thread& worker : workers) worker.join();
+  cluster = nullptr;
+}
+
+int lane() { return cta->current % 32; }
+uint64_t* lane_words(int lane) { return &cta->words[(cta->current / 32 * 32 + lane) * 8]; }
+void warp_barrier() { arrive_and_wait(cta->warps[cta->current / 32], 32); }
+void block_barrier() { arrive_and_wait(cta->block, static_cast<int>(cta->fibers.size())); }
+void named_barrier(uint32_t id, int threads) { arrive_and_wait(cta->named[id], threads); }
+void cluster_barrier() {
+  arrive_and_wait(cluster->barrier, static_cast<int>(cta->fibers.size() * cluster->ctas.size()));
+}
+
+uint32_t cta_rank() { return cta->rank; }
+uint32_t shared_address(const void* p) {
+  const auto offset = static_cast<const unsigned char*>(p) - cta->memory;
+  return static_cast<uint32_t>(offset) + kSharedBase + (cta->rank << 24);
+}
+unsigned char* shared_pointer(uint32_t address, uint32_t bytes) {
+  const uint32_t rank = address >> 24, offset = (address & 0xffffff) - kSharedBase;
+  if (rank >= cluster->ctas.size() || offset > kSharedBytes - bytes) fail("no such shared address", address);
+  if (offset % bytes != 0) fail("misaligned shared address", address);
+  return cluster->ctas[rank]->memory + offset;
+}
+
+void mbarrier_init(uint32_t address, int arrivals) {
+  cluster->memory_barriers[address] = MemoryBarrier{0, arrivals, arrivals, 0};
+}
+void mbarrier_arrive(uint32_t address) {
+  MemoryBarrier& barrier = cluster->memory_barriers.at(address);
+  if (--barrier.pending < 0) fail("too many arrivals at", address);
+  barrier.settle();
+}
+void mbarrier_add_bytes(uint32_t address, int bytes) {
+  MemoryBarrier& barrier = cluster->memory_barriers.at(address);
+  barrier.bytes += bytes;
+  barrier.settle();
+}
+void mbarrier_wait(uint32_t address, uint32_t parity) {
+  MemoryBarrier& barrier = cluster->memory_barriers.at(address);
+  while ((barrier.phase & 1) == parity) wait_for_change(barrier.phase);
+}
+
+}  // namespace emulation
