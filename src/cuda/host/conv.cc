@@ -18,7 +18,8 @@ constexpr int32_t kBlockWarps = 4;
 
 bool rows_are_vectors(const kda_tensor& x, int64_t channels) {
   const bool batched = x.rank > 2;
-  return channels % 4 == 0 && groups_of_four(x.data, x.dtype, {x.strides[batched ? 1 : 0], batched ? x.strides[0] : 0});
+  return channels % 4 == 0 &&
+         groups_of_four(x.data, x.dtype, {x.strides[batched ? 1 : 0], batched ? x.strides[0] : 0});
 }
 
 class ConvKernel final : public Kernel<Conv> {
@@ -62,7 +63,8 @@ class ConvKernel final : public Kernel<Conv> {
     }
     // Long tiles repeat fewer rows; short ones spread a small call over the chip.
     p.tile_rows = 128;
-    while (p.tile_rows > 16 && p.groups * ceil_div(rows, p.tile_rows) < 32 * int64_t{multiprocessors_}) p.tile_rows /= 2;
+    while (p.tile_rows > 16 && p.groups * ceil_div(rows, p.tile_rows) < 32 * int64_t{multiprocessors_})
+      p.tile_rows /= 2;
     shape.x = ceil_div(p.groups, kBlockWarps);
     shape.rest = ceil_div(rows, p.tile_rows) + p.sequences.count;
     return launch(kernel, shape, p, stream);
@@ -113,7 +115,8 @@ class ConvKernel final : public Kernel<Conv> {
   bool can_use_vectors(const kda_conv_args& args) const {
     bool whole = desc_.width == 4;
     for (int i = 0; i < desc_.parts; ++i) {
-      whole = whole && rows_are_vectors(args.x[i], desc_.channels[i]) && rows_are_vectors(args.out[i], desc_.channels[i]);
+      whole =
+          whole && rows_are_vectors(args.x[i], desc_.channels[i]) && rows_are_vectors(args.out[i], desc_.channels[i]);
     }
     return whole;
   }
@@ -126,8 +129,8 @@ class ConvKernel final : public Kernel<Conv> {
 
 }  // namespace
 
-ConvChannels to_channels(const kda_tensor& x, const kda_tensor& weight, const kda_tensor& bias, const kda_tensor& pool,
-                         kda_conv_layout layout, int64_t width, int64_t first) {
+ConvChannels to_channels(const kda_tensor& x, const kda_tensor& weight, const kda_tensor& bias,
+                         const kda_tensor& pool, kda_conv_layout layout, int64_t width, int64_t first) {
   ConvChannels c;
   const bool batched = x.rank > 2;
   c.x = static_cast<const char*>(x.data) + first * static_cast<int64_t>(dtype_size(x.dtype));
@@ -140,7 +143,8 @@ ConvChannels to_channels(const kda_tensor& x, const kda_tensor& weight, const kd
   return c;
 }
 
-Result<std::unique_ptr<Kernel<Conv>>> make_conv(const kda_conv_desc& desc, const Context& context, bool final_window) {
+Result<std::unique_ptr<Kernel<Conv>>> make_conv(const kda_conv_desc& desc, const Context& context,
+                                                bool final_window) {
   auto kernel = std::make_unique<ConvKernel>(desc, context, final_window);
   KDA_RETURN_IF_ERROR(kernel->prepare());
   return std::unique_ptr<Kernel<Conv>>(std::move(kernel));

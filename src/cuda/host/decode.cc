@@ -72,7 +72,9 @@ class DecodeKernel final : public Kernel<Decode> {
     return kernel.function == masked_.function ? kMaskedChunk : KDA_MAX_VERIFY;
   }
 
-  int32_t shared_bytes(const KernelInfo& kernel) const { return kernel.block_bytes + tokens(kernel) * kernel.token_bytes; }
+  int32_t shared_bytes(const KernelInfo& kernel) const {
+    return kernel.block_bytes + tokens(kernel) * kernel.token_bytes;
+  }
 
   kda_decode_desc desc_;
   int32_t device_, multiprocessors_;
@@ -119,8 +121,8 @@ class CommitKernel final : public Kernel<Commit> {
     const DeviceGuard guard(device_);
     KDA_RETURN_IF_ERROR(guard.status());
     const KernelInfo& kernel = p.vectors ? tuned_ : masked_;
-    p.split = split_head(int64_t{p.sequences} * p.form.value_heads, p.form.values, kernel.warp_rows, kernel.threads / 32,
-                         multiprocessors_);
+    p.split = split_head(int64_t{p.sequences} * p.form.value_heads, p.form.values, kernel.warp_rows,
+                         kernel.threads / 32, multiprocessors_);
     LaunchShape shape;
     shape.x = int64_t{p.form.value_heads} * p.split.slices;
     shape.rest = p.sequences;

@@ -14,7 +14,6 @@
 namespace kda::cuda {
 namespace {
 
-
 // [lead..., inner...] over `data`, dense in inner; `lead` gives the leading sizes and `stride` a row's distance.
 kda_tensor rows_of(void* data, kda_dtype dtype, const kda_tensor& lead, int64_t stride, int64_t heads, int64_t dim) {
   kda_tensor t{};
@@ -82,7 +81,8 @@ class StepChain {
     p.z = to_token(args.z, 3);
     p.norm_weight = static_cast<const float*>(args.norm_weight.data);
     p.eps = static_cast<float>(desc_.norm_eps);
-    KDA_RETURN_IF_ERROR(launch(active_kernel_, {ceil_div(p.decode.sequences.count, active_kernel_.threads)}, p, stream));
+    KDA_RETURN_IF_ERROR(
+        launch(active_kernel_, {ceil_div(p.decode.sequences.count, active_kernel_.threads)}, p, stream));
     KDA_RETURN_IF_ERROR(decode_->run(d, workspace, stream));
     return launch(norm_kernel_, {a.num_value_heads, p.decode.sequences.count}, p, stream);
   }
@@ -132,7 +132,8 @@ class StepChain {
       c.x[i] = args.x[i];
       c.weight[i] = args.conv_weight[i];
       c.state[i] = args.conv_state[i];
-      c.out[i] = desc_.conv_parts == 1 ? as_channels(rows_of(qkv, a.io_dtype, args.x[0], row, 1, row)) : as_channels(*heads[i]);
+      c.out[i] = desc_.conv_parts == 1 ? as_channels(rows_of(qkv, a.io_dtype, args.x[0], row, 1, row))
+                                       : as_channels(*heads[i]);
     }
     return conv_->run(c, workspace, stream);
   }
@@ -168,8 +169,8 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
     const bool short_rows = desc_.decode.store == KDA_STORE_PER_TOKEN || p.sequences.tokens <= KDA_MAX_VERIFY;
     if (!fused_ || !p.vectors || !short_rows) return chain_.run(args, workspace, stream);
     const int32_t ratio = p.form.value_heads / p.form.heads;
-    // A block holds all of a head: cutting one over a cluster costs more in its barriers than it saves in loads, which the
-    // L2 has been asked for before.
+    // A block holds all of a head: cutting one over a cluster costs more in its barriers than it saves in loads,
+    // which the L2 has been asked for before.
     p.split = split_head(int64_t{p.sequences.count} * p.form.value_heads, p.form.values, kernel_.warp_rows,
                          kernel_.threads / 32, multiprocessors_, 1);
     p.split.chunk = tokens();

@@ -3,7 +3,7 @@
 namespace kda::cuda {
 namespace {
 
-constexpr int kMachineVersion = 90;            // of the images in this build, as the runtime reports them
+constexpr int kMachineVersion = 90;  // of the images in this build, as the runtime reports them
 constexpr int64_t kMostAlongY = 65535;
 constexpr int32_t kDefaultShared = 48 * 1024;  // more shared memory than this must be asked for
 
@@ -22,9 +22,11 @@ Status prepare_kernel(const void* kernel, const char* name, int32_t shared_bytes
   // The attribute belongs to the function, which several plans may use: always all that a block can have.
   int device = 0, most = 0;
   KDA_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), name));
-  KDA_RETURN_IF_ERROR(to_status(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name));
+  KDA_RETURN_IF_ERROR(
+      to_status(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name));
   if (fixed + shared_bytes > most) {
-    return Status(KDA_UNSUPPORTED, str_cat(name, ": wanted at most ", most, " bytes of shared memory, got ", fixed + shared_bytes));
+    return Status(KDA_UNSUPPORTED,
+                  str_cat(name, ": wanted at most ", most, " bytes of shared memory, got ", fixed + shared_bytes));
   }
   return to_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most - fixed), name);
 }
@@ -39,7 +41,8 @@ Status launch_kernel(const void* kernel, const char* name, const LaunchShape& sh
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   const int64_t y = shape.rest < kMostAlongY ? shape.rest : kMostAlongY;
-  config.gridDim = dim3(static_cast<unsigned>(shape.x), static_cast<unsigned>(y), static_cast<unsigned>((shape.rest + y - 1) / y));
+  config.gridDim =
+      dim3(static_cast<unsigned>(shape.x), static_cast<unsigned>(y), static_cast<unsigned>((shape.rest + y - 1) / y));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);

@@ -19,7 +19,8 @@ struct LaunchShape {
   int32_t shared_bytes = 0;  // dynamic
 };
 
-// Blocks of a kernel with that much dynamic shared memory on one multiprocessor, at least. A block takes 1 KB besides.
+// Blocks of a kernel with that much dynamic shared memory on one multiprocessor, at least. A block takes 1 KB
+// besides.
 inline int32_t blocks_at_once(const KernelInfo& kernel, int32_t shared_bytes) {
   constexpr int32_t kSharedOfMultiprocessor = 227 * 1024, kReserved = 2048;
   const int32_t room = kSharedOfMultiprocessor / (shared_bytes + kReserved);

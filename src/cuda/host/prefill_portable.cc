@@ -55,8 +55,8 @@ class PortablePrefillKernel final : public Kernel<Prefill> {
 
   void fill_states(const kda_prefill_args& args, PrefillParams& p) const {
     p.has_pool = present(args.state);
-    p.rule.slots = to_slots(args.slots, args.write_slots, args.has_initial_state, p.has_pool ? args.state.shape[0] : 0,
-                            desc_.null_slot, desc_.initial_state);
+    p.rule.slots = to_slots(args.slots, args.write_slots, args.has_initial_state,
+                            p.has_pool ? args.state.shape[0] : 0, desc_.null_slot, desc_.initial_state);
     if (p.has_pool) {
       p.pool = to_pool(args.state);
       p.pool_dtype = to_dtype(args.state.dtype);
@@ -85,7 +85,8 @@ class PortablePrefillKernel final : public Kernel<Prefill> {
   KernelInfo kernel_;
 };
 
-Result<std::unique_ptr<Kernel<Prefill>>> create(const kda_prefill_desc& desc, const Context& context, WorkspaceBook&) {
+Result<std::unique_ptr<Kernel<Prefill>>> create(const kda_prefill_desc& desc, const Context& context,
+                                                WorkspaceBook&) {
   auto kernel = std::make_unique<PortablePrefillKernel>(desc, context);
   KDA_RETURN_IF_ERROR(kernel->prepare());
   return std::unique_ptr<Kernel<Prefill>>(std::move(kernel));

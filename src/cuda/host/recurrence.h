@@ -14,8 +14,8 @@ inline Shape masked_shape(const kda_attention_spec& spec) {
 }
 
 // Everything of a run but q, k and v. `token`: the tensor that has the call's rows.
-void fill_decode_params(const kda_decode_desc& desc, const kda_decode_args& args, const kda_tensor& token, int row_dims,
-                        DecodeParams& p);
+void fill_decode_params(const kda_decode_desc& desc, const kda_decode_args& args, const kda_tensor& token,
+                        int row_dims, DecodeParams& p);
 
 // A decode kernel. `exact`: the tuned kernels of K = V = 128 may be used; where a run's layout does not fit them, the
 // masked ones give the same bits.

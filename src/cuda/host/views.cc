@@ -39,7 +39,8 @@ TokenRef to_token(const kda_tensor& t, int row_dims, int64_t element_offset) {
   r.dtype = to_dtype(t.dtype);
   if (row_dims < 3) return r;
   const int64_t dim = t.shape[t.rank - 1];
-  r.vectors = groups_of_four(r.data, t.dtype, {r.batch_stride, r.row_stride, r.head_stride}) && dim % (dim > 128 ? 8 : 4) == 0;
+  r.vectors = groups_of_four(r.data, t.dtype, {r.batch_stride, r.row_stride, r.head_stride}) &&
+              dim % (dim > 128 ? 8 : 4) == 0;
   return r;
 }
 
@@ -106,7 +107,8 @@ WindowRef to_window(const kda_tensor& pool, kda_conv_layout layout, int64_t chan
   r.slot_stride = pool.strides[0];
   r.channel_stride = pool.strides[sd ? 2 : 1];
   r.column_stride = pool.strides[sd ? 1 : 2];
-  r.data = static_cast<char*>(pool.data) + channel_offset * r.channel_stride * static_cast<int64_t>(dtype_size(pool.dtype));
+  r.data = static_cast<char*>(pool.data) +
+           channel_offset * r.channel_stride * static_cast<int64_t>(dtype_size(pool.dtype));
   r.dtype = to_dtype(pool.dtype);
   r.vectors = r.channel_stride == 1 && groups_of_four(r.data, pool.dtype, {r.slot_stride, r.column_stride});
   return r;
@@ -139,7 +141,8 @@ AttentionForm to_form(const kda_attention_spec& spec) {
   return f;
 }
 
-bool rows_of_16_bytes(const void* data, kda_dtype dtype, int64_t row_elements, std::initializer_list<int64_t> strides) {
+bool rows_of_16_bytes(const void* data, kda_dtype dtype, int64_t row_elements,
+                      std::initializer_list<int64_t> strides) {
   const auto size = static_cast<int64_t>(dtype_size(dtype));
   bool whole = reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_elements * size % 16 == 0;
   for (int64_t stride : strides) whole = whole && stride * size % 16 == 0;

@@ -30,7 +30,8 @@ inline int64_t stride_of(const kda_tensor& t) { return t.rank > 0 ? t.strides[0]
 
 // Rows of `row_elements` in a tensor whose rows lie `strides` apart all start at multiples of 16 bytes and are whole
 // 16-byte pieces.
-bool rows_of_16_bytes(const void* data, kda_dtype dtype, int64_t row_elements, std::initializer_list<int64_t> strides);
+bool rows_of_16_bytes(const void* data, kda_dtype dtype, int64_t row_elements,
+                      std::initializer_list<int64_t> strides);
 // The rows [K] of a state pool.
 bool state_rows_of_16_bytes(const kda_tensor& state);
 

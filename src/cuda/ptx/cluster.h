@@ -26,8 +26,8 @@ __device__ __forceinline__ void store_cluster(uint32_t address, float x) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
-// The two halves of a cluster barrier: what is read before arriving is read before anyone's writes after waiting. In a
-// launch without clusters a block is its own.
+// The two halves of a cluster barrier: what is read before arriving is read before anyone's writes after waiting. In
+// a launch without clusters a block is its own.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

@@ -1,6 +1,6 @@
 // Scalar arithmetic of the kernels: conversions, activations, the gate (spec E-1, E-2, E-5, W-1). Compiled without
-// contraction: a fused multiply-add stands where it is meant, so that the same function gives the same bits wherever it
-// is used (L-8, V-9, V-10).
+// contraction: a fused multiply-add stands where it is meant, so that the same function gives the same bits wherever
+// it is used (L-8, V-9, V-10).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,8 +41,8 @@ __device__ __forceinline__ float sigmoid_exact(float x) {
   return x >= 0.0f ? r : __fmul_rn(e, r);
 }
 
-// The same for values that are rounded to an io dtype next: one exponential and one reciprocal of the special-function
-// unit, relative error below (1 + |x|) * 2e-7.
+// The same for values that are rounded to an io dtype next: one exponential and one reciprocal of the
+// special-function unit, relative error below (1 + |x|) * 2e-7.
 __device__ __forceinline__ float sigmoid_fast(float x) {
   float e, r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(x, -1.44269504f)));
@@ -82,8 +82,8 @@ __device__ __forceinline__ float lane_sum(float x) {
   return x;
 }
 
-// Reads a word of every 64 bytes of a kernel's parameters. They come from memory that no cache holds yet; called before
-// the wait below, their way here is spent while the grid before this one still runs.
+// Reads a word of every 64 bytes of a kernel's parameters. They come from memory that no cache holds yet; called
+// before the wait below, their way here is spent while the grid before this one still runs.
 template <class Params>
 __device__ __forceinline__ void touch_parameters(const Params& p) {
   const auto* words = reinterpret_cast<const int*>(&p);
@@ -92,8 +92,8 @@ __device__ __forceinline__ void touch_parameters(const Params& p) {
 }
 
 // Waits until the grid before this one on the stream has finished and its writes are visible; lets the next one start
-// its blocks early, where they wait in turn. Every thread of every kernel calls it before it relies on memory, so that
-// each grid ends after all before it.
+// its blocks early, where they wait in turn. Every thread of every kernel calls it before it relies on memory, so
+// that each grid ends after all before it.
 __device__ __forceinline__ void wait_for_previous_grid() {
   ptx::launch_dependents();
   ptx::wait_for_prerequisites();

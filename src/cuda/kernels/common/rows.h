@@ -250,8 +250,7 @@ KDA_HOST_DEVICE ConvRow conv_row(const ConvRule& c, const RecordRef& records, bo
   if (c.mode == ConvMode::kRecords) {
     if (!c.fold) return row;
     const int64_t record = record_row(records, row.read_slot, n);
-    row.offset =
-        record < 0 ? -1 : committed_tokens(records.count[record * records.count_stride], accepted, c.width);
+    row.offset = record < 0 ? -1 : committed_tokens(records.count[record * records.count_stride], accepted, c.width);
     row.active = row.active && row.offset >= 0;
     return row;
   }

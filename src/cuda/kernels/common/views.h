@@ -1,5 +1,5 @@
-// Tensors as kernels see them: plain structs, filled in by cuda/host/views.cc. Strides count elements. Host and device
-// code; no CUDA header.
+// Tensors as kernels see them: plain structs, filled in by cuda/host/views.cc. Strides count elements. Host and
+// device code; no CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,8 @@ struct IndexRef {
   int32_t wide = 0;  // int64
 
   KDA_HOST_DEVICE bool present() const { return data != nullptr; }
-  // Loads without branching on the width. `now`: past the L1, which could keep a value from before the grid before ended.
+  // Loads without branching on the width. `now`: past the L1, which could keep a value from before the grid before
+  // ended.
   KDA_HOST_DEVICE RawIndex raw(int64_t row, int64_t column = 0, bool now = false) const {
     RawIndex r;
     const auto* p = static_cast<const int32_t*>(data) + ((row * row_stride + column * column_stride) << wide);
@@ -118,8 +119,8 @@ struct WindowRef {
 
 // Records of recover mode (P-3).
 struct RecordRef {
-  float* u = nullptr;   // [rows, HV, width, V]
-  void* kg = nullptr;   // [rows, HV, width, 2K], gate dtype
+  float* u = nullptr;  // [rows, HV, width, V]
+  void* kg = nullptr;  // [rows, HV, width, 2K], gate dtype
   int64_t u_row = 0, u_head = 0, u_token = 0;
   int64_t kg_row = 0, kg_head = 0, kg_token = 0;
   int32_t* count = nullptr;  // [rows]

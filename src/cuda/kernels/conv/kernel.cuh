@@ -1,11 +1,14 @@
 // y_t = io(silu(sum_{j<W} w_j x_{t-W+1+j})) over rows of any length, windows before and after (spec W-1, W-2, K-2).
 //
-// Grid       x = groups of a warp's channels, four a block; y, z = tiles of at most `tile_rows` rows of one sequence, as
-//            many as T and N allow for. A warp finds its tile by a scan over the lengths and takes further ones if the
-//            grid is short (offsets that overlap, P-13). No warp waits for another.
-// Warp       lanes own 4 channels of a row and go down the rows with the last W-1 in registers, eight rows ahead on their
+// Grid       x = groups of a warp's channels, four a block; y, z = tiles of at most `tile_rows` rows of one sequence,
+// as
+//            many as T and N allow for. A warp finds its tile by a scan over the lengths and takes further ones if
+//            the grid is short (offsets that overlap, P-13). No warp waits for another.
+// Warp       lanes own 4 channels of a row and go down the rows with the last W-1 in registers, eight rows ahead on
+// their
 //            way. A tile begins with the W-1 rows before it.
-// Windows    the warp of a sequence's first tile alone reads its old window and, at the end, writes the new one and the
+// Windows    the warp of a sequence's first tile alone reads its old window and, at the end, writes the new one and
+// the
 //            checkpoints: channels are independent, so nothing else touches them (W-5).
 // Precision  fp32 sums and SiLU, one rounding. Windows are copied as bits.
 // Limits     vectors: W = 4, rows of whole, aligned groups of four; scalars: W <= 8, any alignment.
@@ -23,7 +26,7 @@ struct ConvConfig {
   static constexpr bool kVectors = kVectors_;
   static constexpr int kChannels = kVectors ? 4 : 1;  // of a lane
   static constexpr int kWidth = kVectors ? 4 : kMostConvWidth;
-  static constexpr int kRows = kVectors && sizeof(Io) == 2 ? 8 : 4;  // on their way
+  static constexpr int kRows = kVectors && sizeof(Io) == 2 ? 8 : 4;    // on their way
   static constexpr int kBlocks = kVectors && sizeof(Io) == 2 ? 5 : 4;  // of one multiprocessor, at least
   using Vector = std::conditional_t<sizeof(Io) == 4, uint4, uint2>;
 };
@@ -63,8 +66,8 @@ struct ConvTile {
   int64_t n = -1, index = 0;  // n -1: behind the last
 };
 
-// Tile number -> (sequence, tile of it), by a warp, a sequence a lane. A sequence of no rows has one tile: its window is
-// stored.
+// Tile number -> (sequence, tile of it), by a warp, a sequence a lane. A sequence of no rows has one tile: its window
+// is stored.
 __device__ __forceinline__ ConvTile find_tile(const ConvParams& p, int64_t tile) {
   const int64_t active = active_sequences(p.sequences);
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -110,15 +113,17 @@ struct ConvWarp {
   const ConvParams& p;
   const ConvPart& part;
   const ConvRow& row;
-  int32_t channel;  // the lane's first
+  int32_t channel;     // the lane's first
   int64_t begin, end;  // rows of the sequence
 
   __device__ __forceinline__ const Io* input(int64_t t) const {
-    return static_cast<const Io*>(part.in.x) + row.span.batch * part.in.x_batch + (row.span.begin + t) * part.in.x_row + channel;
+    return static_cast<const Io*>(part.in.x) + row.span.batch * part.in.x_batch +
+           (row.span.begin + t) * part.in.x_row + channel;
   }
   __device__ __forceinline__ Io* output(int64_t t) const {
     const int64_t to = conv_out_row(p, row.span.begin + t);
-    return to < 0 ? nullptr : static_cast<Io*>(part.out) + row.span.batch * part.out_batch + to * part.out_row + channel;
+    return to < 0 ? nullptr
+                  : static_cast<Io*>(part.out) + row.span.batch * part.out_batch + to * part.out_row + channel;
   }
 
   __device__ __forceinline__ void zero() const {
@@ -205,8 +210,8 @@ struct ConvWarp {
   }
 
   // One output of channel c; the past moves on by x.
-  __device__ __forceinline__ float advance(const float (&w)[kWidth], float (&past)[kWidth - 1][kChannels], int c, float x,
-                                           int32_t width) const {
+  __device__ __forceinline__ float advance(const float (&w)[kWidth], float (&past)[kWidth - 1][kChannels], int c,
+                                           float x, int32_t width) const {
     float sum = __fmul_rn(w[0], past[0][c]);
     if constexpr (C::kVectors) {
 #pragma unroll

@@ -14,7 +14,8 @@ __global__ void __launch_bounds__(128) conv_step_kernel(const __grid_constant__ 
   wait_for_previous_grid();
   if (n >= p.sequences.count || n >= active_sequences(p.sequences) || channel >= where.channels) return;
   ConvRow row = conv_row(p.rule, p.records, p.has_pool != 0, p.sequences, n);
-  if (row.active && p.rule.mode == ConvMode::kRecords && row.offset > 0) fold_window(where.in.window, row, p.width, channel);
+  if (row.active && p.rule.mode == ConvMode::kRecords && row.offset > 0)
+    fold_window(where.in.window, row, p.width, channel);
   for (int64_t t = 0; t < row.span.length; ++t) {
     float y = 0.0f;
     if (row.active) y = conv_value_at(where.in, row, p.rule, p.io, p.width, channel, t, p.activation != 0);
@@ -40,6 +41,8 @@ KernelInfo conv_prefill_kernel_info(Dtype io, bool vectors) {
   if (io == Dtype::kFp16) return info<__half>(vectors);
   return info<float>(vectors);
 }
-KernelInfo conv_step_kernel_info() { return {reinterpret_cast<const void*>(conv_step_kernel), "conv_step_kernel", 128, 1}; }
+KernelInfo conv_step_kernel_info() {
+  return {reinterpret_cast<const void*>(conv_step_kernel), "conv_step_kernel", 128, 1};
+}
 
 }  // namespace kda::cuda

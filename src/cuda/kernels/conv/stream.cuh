@@ -1,5 +1,5 @@
-// The stream of a channel: the W-1 entries of its history, then its raw inputs (spec W). Shared by the conv kernels and
-// decode_step, which therefore agree bit for bit (L-8).
+// The stream of a channel: the W-1 entries of its history, then its raw inputs (spec W). Shared by the conv kernels
+// and decode_step, which therefore agree bit for bit (L-8).
 #pragma once
 
 #include "cuda/kernels/common/math.cuh"
@@ -47,7 +47,8 @@ __device__ __forceinline__ void store_in_window(const WindowRef& w, int64_t slot
   else static_cast<unsigned short*>(w.data)[to] = static_cast<unsigned short>(e.bits);
 }
 
-// window[to + i] := stream[from + i], i < count, of one channel. Columns move down, so in place ascending order is safe.
+// window[to + i] := stream[from + i], i < count, of one channel. Columns move down, so in place ascending order is
+// safe.
 __device__ __forceinline__ void copy_stream(const ConvChannels& c, const ConvRow& row, const ConvRule& rule, Dtype io,
                                             int32_t width, int64_t channel, int64_t from, int64_t slot, int64_t to,
                                             int64_t count) {
@@ -58,8 +59,8 @@ __device__ __forceinline__ void copy_stream(const ConvChannels& c, const ConvRow
 }
 
 // The window of a channel after the row's tokens (W-2, W-3, W-4). `kept` rows of no tokens keep their bits (P-11).
-__device__ __forceinline__ void store_window(const ConvChannels& c, const ConvRow& row, const ConvRule& rule, Dtype io,
-                                             int32_t width, int64_t channel) {
+__device__ __forceinline__ void store_window(const ConvChannels& c, const ConvRow& row, const ConvRule& rule,
+                                             Dtype io, int32_t width, int64_t channel) {
   if (row.write_slot < 0) return;
   const int64_t length = row.span.length;
   if (rule.mode == ConvMode::kRecords) {
@@ -83,7 +84,8 @@ __device__ __forceinline__ void fold_window(const WindowRef& w, const ConvRow& r
 
 // W-1: the sum in order of the taps, the bias if there is one, SiLU.
 template <int kWidth>
-__device__ __forceinline__ float conv_value(const float* w, const float* x, bool has_bias, float bias, bool activation) {
+__device__ __forceinline__ float conv_value(const float* w, const float* x, bool has_bias, float bias,
+                                            bool activation) {
   float sum = __fmul_rn(w[0], x[0]);
 #pragma unroll
   for (int j = 1; j < kWidth; ++j) sum = __fmaf_rn(w[j], x[j], sum);
@@ -92,8 +94,8 @@ __device__ __forceinline__ float conv_value(const float* w, const float* x, bool
 }
 
 // The same for a width known at run time.
-__device__ __forceinline__ float conv_value_at(const ConvChannels& c, const ConvRow& row, const ConvRule& rule, Dtype io,
-                                               int32_t width, int64_t channel, int64_t t, bool activation) {
+__device__ __forceinline__ float conv_value_at(const ConvChannels& c, const ConvRow& row, const ConvRule& rule,
+                                               Dtype io, int32_t width, int64_t channel, int64_t t, bool activation) {
   const float* w = c.weight + channel * width;
   float sum = 0.0f;
 #pragma unroll 1

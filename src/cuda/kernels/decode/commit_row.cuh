@@ -15,8 +15,8 @@ __device__ __forceinline__ CommitRow commit_row(const CommitParams& p, int64_t n
   if (!slot_is_live(row.slot, p.slots.count, p.slots.null_slot)) return row;
   row.record = record_row(p.records, row.slot, n);
   if (row.record < 0) return row;
-  row.tokens = committed_tokens(p.records.count[row.record * p.records.count_stride], p.accepted[n * p.accepted_stride],
-                                p.width);
+  row.tokens = committed_tokens(p.records.count[row.record * p.records.count_stride],
+                                p.accepted[n * p.accepted_stride], p.width);
   return row;
 }
 

@@ -1,13 +1,18 @@
 // Decode and verify with a state per token (V-1..V-9), K = V = 128: the tuned kernel.
 //
 // Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh.
-// Grid       x = (group of value heads, slice of value rows), y and z = sequence. A block goes through its heads: with
+// Grid       x = (group of value heads, slice of value rows), y and z = sequence. A block goes through its heads:
+// with
 //            16-bit states as many as let all blocks run at once and end together, with 32-bit ones a single one.
-// Block      four warps own 2 * kSlots state rows each of a head, in registers while tokens are applied. All four prepare
-//            tokens. With several heads the next one's state and first tokens are on their way while one is worked on.
-// Shared     16 KB of states on their way, a place a lane (16-bit states); two buffers of tokens: q, k, e^g [K], v [rows],
+// Block      four warps own 2 * kSlots state rows each of a head, in registers while tokens are applied. All four
+// prepare
+//            tokens. With several heads the next one's state and first tokens are on their way while one is worked
+//            on.
+// Shared     16 KB of states on their way, a place a lane (16-bit states); two buffers of tokens: q, k, e^g [K], v
+// [rows],
 //            1.7 KB each.
-// Waiting    one block barrier a head, between preparing tokens and using them; none for the buffers, which alternate.
+// Waiting    one block barrier a head, between preparing tokens and using them; none for the buffers, which
+// alternate.
 //            No block waits for a block (F28). The grid before: recurrence/early.cuh.
 // Hazards    a part of the start state is loaded before anything is stored (V-5).
 // Precision  fp32 throughout; the pool's dtype at loads and stores only (N-1, N-2).
@@ -39,7 +44,7 @@ struct HeadWork {
   using Source = DirectSource<DecodeParams, Slot>;
   const DecodeParams& p;
   const RowPlace& place;
-  uint32_t s_stage;  // of the warp
+  uint32_t s_stage;        // of the warp
   typename Tile::Raw raw;  // or, with one head, straight to registers
   typename Source::Input in;
 
@@ -89,7 +94,8 @@ struct HeadWork {
 };
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_heads_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    decode_heads_kernel(const __grid_constant__ DecodeParams p) {
   using Tile = typename C::Tile;
   using Pool = typename C::Pool;
   __shared__ RowPlace s_place[C::kWarps];

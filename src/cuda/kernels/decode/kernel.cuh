@@ -1,17 +1,21 @@
-// Decode and verify with a state per token (V-1..V-9) in general, verify with records and folded commit (V-10, V-10b),
-// commit. The tuned decode and verify is in heads.cuh.
+// Decode and verify with a state per token (V-1..V-9) in general, verify with records and folded commit (V-10,
+// V-10b), commit. The tuned decode and verify is in heads.cuh.
 //
 // Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh; replay of records as V-10.
 // Grid       x = (value head, slice of value rows), y and z = sequence; neighbours read neighbouring states.
-// Block      four warps (exact shape: eight) own 2 * kSlots state rows each, in registers from first load to last store.
+// Block      four warps (exact shape: eight) own 2 * kSlots state rows each, in registers from first load to last
+// store.
 //            All prepare the tokens in dynamic shared memory: q, k, e^g [K], v [rows] of each, 1.7 KB at K = 128.
-// Waiting    one block barrier between preparing tokens and using them. State loads are issued before it. Slices of one
+// Waiting    one block barrier between preparing tokens and using them. State loads are issued before it. Slices of
+// one
 //            head form a cluster where records are written: every slice has read the old keys and gates before one of
 //            them writes the new. No other block waits for a block (F28).
-// Hazards    a part of the start state is loaded before anything is stored (V-5). Counts of records are set by a kernel
+// Hazards    a part of the start state is loaded before anything is stored (V-5). Counts of records are set by a
+// kernel
 //            of their own after this one: every head of a row reads the old count.
 // Precision  fp32 throughout; the pool's dtype at loads and stores only (N-1, N-2).
-// Limits     K, V <= 256. Exact shape: K = V = 128 and 16-byte rows; masked shapes take anything else, and rows of any
+// Limits     K, V <= 256. Exact shape: K = V = 128 and 16-byte rows; masked shapes take anything else, and rows of
+// any
 //            length in chunks.
 #pragma once
 
@@ -117,8 +121,8 @@ __device__ __forceinline__ void replay_tokens(Tile& tile, const HeadPlace& at, c
   }
 }
 
-// Key and raw gate of a row's tokens on their way to its records, in the gate's dtype: that is the io dtype or fp32, so that
-// a key fits exactly (P-3). The first kHeld elements of a thread are loaded before the tokens are applied.
+// Key and raw gate of a row's tokens on their way to its records, in the gate's dtype: that is the io dtype or fp32,
+// so that a key fits exactly (P-3). The first kHeld elements of a thread are loaded before the tokens are applied.
 struct KeyGateCopy {
   static constexpr int kHeld = 2;
   const DecodeParams& p;
@@ -159,7 +163,8 @@ struct KeyGateCopy {
 };
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) verify_record_kernel(const __grid_constant__ DecodeParams p) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    verify_record_kernel(const __grid_constant__ DecodeParams p) {
   using Tile = typename C::Tile;
   using Slot = typename C::Slot;
   __shared__ RowPlace s_place[C::kWarps];
@@ -253,7 +258,8 @@ KernelInfo decode_kernel_of(Flow flow) {
     case Flow::kColumns:
       if constexpr (kShape == Shape::kExact128) {
         using Heads = HeadsConfig<Pool>;
-        auto heads = kernel_info<Heads>(reinterpret_cast<const void*>(decode_heads_kernel<Heads>), "decode_heads_kernel");
+        auto heads =
+            kernel_info<Heads>(reinterpret_cast<const void*>(decode_heads_kernel<Heads>), "decode_heads_kernel");
         heads.token_bytes *= 2;
         heads.block_bytes = Heads::kStateBytes;
         return heads;
@@ -261,7 +267,8 @@ KernelInfo decode_kernel_of(Flow flow) {
         return kernel_info<Columns>(reinterpret_cast<const void*>(decode_kernel<Columns>), "decode_kernel");
       }
     case Flow::kRecords:
-      return kernel_info<Records>(reinterpret_cast<const void*>(verify_record_kernel<Records>), "verify_record_kernel");
+      return kernel_info<Records>(reinterpret_cast<const void*>(verify_record_kernel<Records>),
+                                  "verify_record_kernel");
     case Flow::kCommit:
       return kernel_info<Commit>(reinterpret_cast<const void*>(commit_kernel<Commit>), "commit_kernel");
   }

@@ -1,8 +1,7 @@
 // The small kernels behind verify_record and commit: what every head of a row reads is changed one launch later.
-#include "cuda/kernels/decode/launch.h"
-
 #include "cuda/kernels/common/math.cuh"
 #include "cuda/kernels/decode/commit_row.cuh"
+#include "cuda/kernels/decode/launch.h"
 
 namespace kda::cuda {
 namespace {
@@ -36,7 +35,8 @@ __global__ void __launch_bounds__(512) end_commit_kernel(const __grid_constant__
 #pragma unroll 1
     for (int c = static_cast<int>(threadIdx.x); c < p.channels[part]; c += static_cast<int>(blockDim.x)) {
       const auto from = static_cast<int>(row.tokens);
-      if (p.window[part].dtype == Dtype::kFp32) shift_window<uint32_t>(p.window[part], row.slot, c, from, p.conv_width - 1);
+      if (p.window[part].dtype == Dtype::kFp32)
+        shift_window<uint32_t>(p.window[part], row.slot, c, from, p.conv_width - 1);
       else shift_window<uint16_t>(p.window[part], row.slot, c, from, p.conv_width - 1);
     }
   }

@@ -9,8 +9,8 @@ namespace kda::cuda {
 enum class Flow : int32_t { kColumns, kRecords, kCommit };
 
 KernelInfo decode_kernel_info(Dtype pool, Shape shape, Flow flow);
-KernelInfo set_counts_kernel_info();   // DecodeParams: after verify_record, one thread a sequence
-KernelInfo end_commit_kernel_info();   // CommitParams: after commit, one block a sequence
+KernelInfo set_counts_kernel_info();  // DecodeParams: after verify_record, one thread a sequence
+KernelInfo end_commit_kernel_info();  // CommitParams: after commit, one block a sequence
 
 // Per pool dtype, each in a file of its own.
 KernelInfo decode_kernel_fp32(Shape shape, Flow flow);

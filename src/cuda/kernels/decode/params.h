@@ -17,7 +17,7 @@ struct DecodeParams {
   TokenRef beta;  // [T, HV]
   PoolRef pool;   // [slots, HV, V, K]
   RecordRef records;
-  OutRef out;  // [T, HV, V]
+  OutRef out;           // [T, HV, V]
   int32_t vectors = 0;  // rows of the pool are whole, aligned 16-byte pieces
 };
 

@@ -1,13 +1,16 @@
-// conv + SiLU, gate, recurrence and gated norm of one head in one pass (spec V-15); every rounding is that of the chain
-// conv -> decode -> gated norm (L-7, L-8), whose functions it shares.
+// conv + SiLU, gate, recurrence and gated norm of one head in one pass (spec V-15); every rounding is that of the
+// chain conv -> decode -> gated norm (L-7, L-8), whose functions it shares.
 //
 // Grid       x = (value head, slice of value rows), y and z = sequence. All blocks of one query head form a cluster.
-// Block      eight warps own 16 state rows each, in registers; all prepare tokens, and at the end a warp takes a token's
+// Block      eight warps own 16 state rows each, in registers; all prepare tokens, and at the end a warp takes a
+// token's
 //            norm.
-// Shared     states on their way, a place a lane (64 KB of fp32, 32 KB of 16 bits); tokens (1.7 KB + z, o, raw k each).
-// Waiting    block barrier: tokens prepared. Cluster arrives there and waits after the tokens: by then every block has
-//            read the old windows, so the blocks that own channels write the new ones, and every peer runs, so partial
-//            sums of squares go straight into its shared memory. A second cluster barrier if a head has slices.
+// Shared     states on their way, a place a lane (64 KB of fp32, 32 KB of 16 bits); tokens (1.7 KB + z, o, raw k
+// each). Waiting    block barrier: tokens prepared. Cluster arrives there and waits after the tokens: by then every
+// block has
+//            read the old windows, so the blocks that own channels write the new ones, and every peer runs, so
+//            partial sums of squares go straight into its shared memory. A second cluster barrier if a head has
+//            slices.
 // Hazards    windows: W-5 by the cluster barrier; state: V-5 by row; records: as in decode/kernel.cuh.
 // Precision  fp32; roundings to io after conv and after the recurrence, then one at the output.
 // Limits     K = V = 128, W = 4, 16-byte state rows, at most eight blocks a query head (HV/H * slices).
@@ -35,7 +38,8 @@ struct StepPlace {
 };
 
 // Asks the L2 for the windows of a head's channels: a warp a part.
-__device__ __forceinline__ void ask_for_windows(const DecodeStepParams& p, const HeadPlace& at, int64_t slot, int32_t head) {
+__device__ __forceinline__ void ask_for_windows(const DecodeStepParams& p, const HeadPlace& at, int64_t slot,
+                                                int32_t head) {
   const int part = warp_id() % 4, lane = LaneBits<4>::first();
   if (part > 2 || (part == 2 && lane >= at.rows)) return;
   const WindowRef& w = p.conv[part].window;
@@ -48,9 +52,10 @@ __device__ __forceinline__ void ask_for_windows(const DecodeStepParams& p, const
   }
 }
 
-// The conv's row where DecodeLoads have decided the recurrence's (recurrence/early.cuh): as conv_row() with accepted 1.
-__device__ __forceinline__ ConvRow decided_conv_row(const DecodeStepParams& p, const DecodeLoads& loads, const Span& span,
-                                                    int64_t n) {
+// The conv's row where DecodeLoads have decided the recurrence's (recurrence/early.cuh): as conv_row() with
+// accepted 1.
+__device__ __forceinline__ ConvRow decided_conv_row(const DecodeStepParams& p, const DecodeLoads& loads,
+                                                    const Span& span, int64_t n) {
   const SlotRef& t = p.conv_rule.slots;
   const bool packed = !t.slots.present();
   const int64_t slot = packed ? n : loads.slot.value();
@@ -66,7 +71,8 @@ __device__ __forceinline__ ConvRow decided_conv_row(const DecodeStepParams& p, c
 
 __device__ __forceinline__ void find_conv(const DecodeStepParams& p, const EarlyRow& early, StepPlace& s_place) {
   const HeadPlace& at = s_place.row.at;
-  const bool decided = early.decided && early.loads.accepted == 1 && p.rule.records == 0 && !p.rule.slots.write_slots.present();
+  const bool decided =
+      early.decided && early.loads.accepted == 1 && p.rule.records == 0 && !p.rule.slots.write_slots.present();
   const ConvRow row = decided ? decided_conv_row(p, early.loads, at.span, at.n)
                               : conv_row(p.conv_rule, p.records, true, p.sequences, at.n);
   if (lane_id() == 0) s_place.conv = row;
@@ -74,9 +80,11 @@ __device__ __forceinline__ void find_conv(const DecodeStepParams& p, const Early
 }
 
 // Windows of the channels that this block owns: its value rows, and q and k for the first block of a query head.
-__device__ __forceinline__ void store_step_windows(const DecodeStepParams& p, const HeadPlace& at, const ConvRow& conv) {
+__device__ __forceinline__ void store_step_windows(const DecodeStepParams& p, const HeadPlace& at,
+                                                   const ConvRow& conv) {
   if (!conv.active) return;
-  const bool leads = at.first_row == 0 && (p.form.heads == p.form.value_heads || at.head % (p.form.value_heads / p.form.heads) == 0);
+  const bool leads =
+      at.first_row == 0 && (p.form.heads == p.form.value_heads || at.head % (p.form.value_heads / p.form.heads) == 0);
   const int count = at.rows + (leads ? 256 : 0);
   for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
     const int part = i < at.rows ? 2 : (i - at.rows) / 128;
@@ -89,10 +97,11 @@ __device__ __forceinline__ void store_step_windows(const DecodeStepParams& p, co
 }
 
 // The same for a row of one token, whose windows are in shared memory.
-__device__ __forceinline__ void store_kept_windows(const DecodeStepParams& p, const HeadPlace& at, const ConvRow& conv,
-                                                   const unsigned (*s_window)[3][128]) {
+__device__ __forceinline__ void store_kept_windows(const DecodeStepParams& p, const HeadPlace& at,
+                                                   const ConvRow& conv, const unsigned (*s_window)[3][128]) {
   if (!conv.active || conv.write_slot < 0) return;
-  const bool leads = at.first_row == 0 && (p.form.heads == p.form.value_heads || at.head % (p.form.value_heads / p.form.heads) == 0);
+  const bool leads =
+      at.first_row == 0 && (p.form.heads == p.form.value_heads || at.head % (p.form.value_heads / p.form.heads) == 0);
   const int count = at.rows + (leads ? 256 : 0);
   for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
     const int part = i < at.rows ? 2 : (i - at.rows) / 128, c = part == 2 ? i : (i - at.rows) % 128;
@@ -115,7 +124,8 @@ __device__ __forceinline__ void store_in_peer(float* s_variable, uint32_t rank, 
 // The gated norm of this block's rows of every token; the sum of squares is gated_norm's tree: lanes own four
 // consecutive elements of the head, those of other slices count as zero here, and slices are the tree's upper levels.
 template <class Slot>
-__device__ __forceinline__ void norm_rows(const DecodeStepParams& p, const HeadPlace& at, Slot* s, float (*s_partial)[kMostSlices]) {
+__device__ __forceinline__ void norm_rows(const DecodeStepParams& p, const HeadPlace& at, Slot* s,
+                                          float (*s_partial)[kMostSlices]) {
   const int first = lane_id() * 4;
   const bool mine = first >= at.first_row && first < at.first_row + at.rows;
   const int slices = p.split.slices, slice = at.first_row / p.split.rows_per_block;
@@ -138,7 +148,8 @@ __device__ __forceinline__ void norm_rows(const DecodeStepParams& p, const HeadP
   for (int i = warp_id(); i < length_of(at); i += static_cast<int>(blockDim.x / 32)) {
     float sum = 0.0f;
     if (slices > 1) {
-      sum = tree_of_lanes<kMostSlices>(lane_id() % kMostSlices < slices ? s_partial[i][lane_id() % kMostSlices] : 0.0f);
+      sum =
+          tree_of_lanes<kMostSlices>(lane_id() % kMostSlices < slices ? s_partial[i][lane_id() % kMostSlices] : 0.0f);
     } else {
       sum = square_sum(i);
     }
@@ -148,25 +159,71 @@ __device__ __forceinline__ void norm_rows(const DecodeStepParams& p, const HeadP
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int r = first - at.first_row + e;
-      store_element(p.out.data, to + e, p.out.dtype, gated_value(s[i].o[r], factor, p.norm_weight[first + e], s[i].z[r]));
+      store_element(p.out.data, to + e, p.out.dtype,
+                    gated_value(s[i].o[r], factor, p.norm_weight[first + e], s[i].z[r]));
     }
   }
 }
 
 // Key (from shared memory) and raw gate of a row's tokens into its records (P-3).
 template <class Slot>
-__device__ __forceinline__ void record_step_tokens(const DecodeStepParams& p, const HeadPlace& at, int64_t record, const Slot* s) {
+__device__ __forceinline__ void record_step_tokens(const DecodeStepParams& p, const HeadPlace& at, int64_t record,
+                                                   const Slot* s) {
   for (int i = static_cast<int>(threadIdx.x); i < length_of(at) * 128; i += static_cast<int>(blockDim.x)) {
     const int t = i / 128, c = i % 128;
     const int64_t to = record_kg_offset(p.records, record, at.head, t) + c;
-    const float g = load_element(p.gate.data, p.gate.offset(at.span.batch, at.span.begin + t, at.head) + c, p.gate.dtype);
+    const float g =
+        load_element(p.gate.data, p.gate.offset(at.span.batch, at.span.begin + t, at.head) + c, p.gate.dtype);
     store_element(p.records.kg, to, p.gate.dtype, s[t].raw_k[c]);
     store_element(p.records.kg, to + 128, p.gate.dtype, g);
   }
 }
 
+// Takes the state that is on its way, commits recorded tokens (V-10b), applies the row's, stores.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_step_kernel(const __grid_constant__ DecodeStepParams p) {
+__device__ __forceinline__ void apply_step_tokens(const DecodeStepParams& p, const RowPlace& place,
+                                                  const WarpRows<typename C::Tile>& rows, uint32_t s_stage,
+                                                  typename C::Slot* s_recorded, int committed) {
+  using Tile = typename C::Tile;
+  constexpr bool kRecords = C::kFlow == Flow::kRecords;
+  const HeadPlace& at = place.at;
+  const DecodeRow& row = place.row;
+  auto* const s = s_recorded + committed;
+  Tile tile;
+  if (rows.any) {
+    typename Tile::Raw raw;
+    Tile::unstage(raw, s_stage);
+    tile.widen(raw);
+  }
+  const auto store = [&](int64_t slot) {
+    if (slot >= 0) tile.store(head_state<typename C::Pool>(p, slot, at.head), rows.first);
+  };
+  if (committed > 0) {
+    replay_tokens(tile, at, rows, s_recorded, committed);
+    if (rows.any) store(row.start_slot);
+    tile.round_to_pool();
+  }
+#pragma unroll 1
+  for (int i = 0; i < length_of(at) && rows.any; ++i) {
+    tile.decay(s[i].decay);
+    const auto r = tile.token(s[i].k, s[i].q, s[i].beta, s[i].v[rows.mine], p.form.scale);
+    if (Tile::owns_row()) {
+      if (p.norm) s[i].o[rows.mine] = round_element(r.o, p.form.io);
+      else if (s[i].out_row >= 0)
+        store_element(p.out.data, p.out.offset(at.span.batch, s[i].out_row, at.head) + at.first_row + rows.mine,
+                      p.out.dtype, r.o);
+      if (kRecords) p.records.u[record_u_offset(p.records, row.record, at.head, i) + at.first_row + rows.mine] = r.u;
+    }
+    if (!kRecords && p.rule.per_token) store(s[i].store_slot);
+  }
+  // A fresh row of no tokens becomes zero, another keeps its bits (P-11).
+  if (!kRecords && rows.any && (at.span.length == 0 ? row.fresh : p.rule.per_token == 0))
+    store(store_slot(p.rule.slots, at.n, 0));
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    decode_step_kernel(const __grid_constant__ DecodeStepParams p) {
   using Tile = typename C::Tile;
   using Slot = typename C::Slot;
   using Pool = typename C::Pool;
@@ -228,33 +285,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_step_kernel(co
   __syncthreads();
   if (p.split.clustered) ptx::cluster_arrive_relaxed();  // what was to be read has been used
 
-  Tile tile;
-  if (rows.any) {
-    typename Tile::Raw raw;
-    Tile::unstage(raw, s_stage);
-    tile.widen(raw);
-  }
-  const auto store = [&](int64_t slot) {
-    if (slot >= 0) tile.store(head_state<Pool>(p, slot, at.head), rows.first);
-  };
-  if (committed > 0) {
-    replay_tokens(tile, at, rows, s_recorded, committed);
-    if (rows.any) store(row.start_slot);
-    tile.round_to_pool();
-  }
-#pragma unroll 1
-  for (int i = 0; i < length_of(at) && rows.any; ++i) {
-    tile.decay(s[i].decay);
-    const auto r = tile.token(s[i].k, s[i].q, s[i].beta, s[i].v[rows.mine], p.form.scale);
-    if (Tile::owns_row()) {
-      if (p.norm) s[i].o[rows.mine] = round_element(r.o, p.form.io);
-      else if (s[i].out_row >= 0) store_element(p.out.data, p.out.offset(at.span.batch, s[i].out_row, at.head) + at.first_row + rows.mine, p.out.dtype, r.o);
-      if (kRecords) p.records.u[record_u_offset(p.records, row.record, at.head, i) + at.first_row + rows.mine] = r.u;
-    }
-    if (!kRecords && p.rule.per_token) store(s[i].store_slot);
-  }
-  // A fresh row of no tokens becomes zero, another keeps its bits (P-11).
-  if (!kRecords && rows.any && (at.span.length == 0 ? row.fresh : p.rule.per_token == 0)) store(store_slot(p.rule.slots, at.n, 0));
+  apply_step_tokens<C>(p, place.row, rows, s_stage, s_recorded, committed);
   if (p.split.clustered) ptx::cluster_wait();
   if (p.norm) norm_rows(p, at, s, s_partial);
   if (one_token) store_kept_windows(p, at, conv, s_window);

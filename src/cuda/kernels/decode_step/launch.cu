@@ -13,8 +13,8 @@ __global__ void __launch_bounds__(128) step_active_kernel(const __grid_constant_
   p.active[n] = decode_row(p.decode.rule, p.decode.records, p.decode.sequences, n).active;
 }
 
-// The chain's last step: gated norm of the rows of active sequences, zeros for inactive ones (P-5). A warp takes a token;
-// lanes own eight consecutive elements of up to 256, in gated_norm's tree.
+// The chain's last step: gated norm of the rows of active sequences, zeros for inactive ones (P-5). A warp takes a
+// token; lanes own eight consecutive elements of up to 256, in gated_norm's tree.
 __global__ void __launch_bounds__(128) step_norm_kernel(const __grid_constant__ StepRowsParams p) {
   constexpr int kElements = 8;
   wait_for_previous_grid();
@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(128) step_norm_kernel(const __grid_constant__ 
     for (int e = 0; e < kElements; ++e) {
       if (first + e >= values) break;
       float y = 0.0f;
-      if (active) y = gated_value(x[e], factor, p.norm_weight[first + e], load_element(p.z.data, z + first + e, p.z.dtype));
+      if (active)
+        y = gated_value(x[e], factor, p.norm_weight[first + e], load_element(p.z.data, z + first + e, p.z.dtype));
       store_element(out.data, to + first + e, out.dtype, y);
     }
   }
@@ -54,7 +55,11 @@ KernelInfo decode_step_kernel_info(Dtype pool, bool records) {
   if (pool == Dtype::kFp16) return decode_step_kernel_fp16(records);
   return decode_step_kernel_fp32(records);
 }
-KernelInfo step_active_kernel_info() { return {reinterpret_cast<const void*>(step_active_kernel), "step_active_kernel", 128}; }
-KernelInfo step_norm_kernel_info() { return {reinterpret_cast<const void*>(step_norm_kernel), "step_norm_kernel", 128}; }
+KernelInfo step_active_kernel_info() {
+  return {reinterpret_cast<const void*>(step_active_kernel), "step_active_kernel", 128};
+}
+KernelInfo step_norm_kernel_info() {
+  return {reinterpret_cast<const void*>(step_norm_kernel), "step_norm_kernel", 128};
+}
 
 }  // namespace kda::cuda

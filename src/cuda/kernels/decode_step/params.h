@@ -27,7 +27,7 @@ KernelInfo decode_step_kernel_fp16(bool records);
 // Pieces of the unfused chain that the operators alone do not give: which rows are active, before counts change, and
 // the norm of exactly the rows of active sequences.
 struct StepRowsParams {
-  DecodeParams decode;  // rule, records, sequences, form; out: the step's
+  DecodeParams decode;        // rule, records, sequences, form; out: the step's
   uint8_t* active = nullptr;  // [N]
   TokenRef o;                 // [T, HV, V] of the chain
   TokenRef z;

@@ -1,4 +1,5 @@
-// Tokens of a decode_step: q, k and v come out of the convolution of raw projections, rounded to the io dtype (L-7.2).
+// Tokens of a decode_step: q, k and v come out of the convolution of raw projections, rounded to the io dtype
+// (L-7.2).
 #pragma once
 
 #include "cuda/kernels/conv/stream.cuh"
@@ -14,8 +15,8 @@ struct alignas(16) StepSlot : TokenSlot<kKeys, kValues, true> {
   float o[kValues];
 };
 
-// Four neighbouring channels of one entry of the stream, or four values of z, as loaded. Three parts of a step's token are
-// convolved, so the fourth's z and beta take the place of a stream.
+// Four neighbouring channels of one entry of the stream, or four values of z, as loaded. Three parts of a step's
+// token are convolved, so the fourth's z and beta take the place of a stream.
 struct StepInput {
   static constexpr int kLanes = 4, kWidth = 4;
   LaneBits<kLanes> stream[kWidth];
@@ -96,7 +97,8 @@ struct ConvSource {
     for (int j = 1; j < Input::kWidth; ++j) {
       const bool input = j == Input::kWidth - 1;
       const Dtype from = input ? p.form.io : dtype;
-      const bool vectors = (input ? p.conv[static_cast<int>(part)].x_vectors : p.conv[static_cast<int>(part)].window.vectors) != 0;
+      const bool vectors =
+          (input ? p.conv[static_cast<int>(part)].x_vectors : p.conv[static_cast<int>(part)].window.vectors) != 0;
 #pragma unroll
       for (int i = 0; i < Input::kLanes; ++i) {
         unsigned bits = in.stream[j].element(i, from, vectors);

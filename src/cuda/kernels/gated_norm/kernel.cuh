@@ -1,4 +1,4 @@
-// y = io(o * rsqrt(mean_v(o^2) + eps) * w_v * sigma(z))                                                        (L-7.4)
+// y = io(o * rsqrt(mean_v(o^2) + eps) * w_v * sigma(z)) (L-7.4)
 //
 // Grid       one block per 32 rows (token, value head); rows in order of memory.
 // Block      four warps; sixteen lanes own a row, so a warp has two at a time and four pairs in flight.
@@ -17,7 +17,7 @@ struct GatedNormConfig {
   using Io = Io_;
   static constexpr bool kExact = kExact_;
   static constexpr int kElements = kElements_;
-  static constexpr int kPairs = kExact ? 4 : 1;      // rows of a half warp in flight
+  static constexpr int kPairs = kExact ? 4 : 1;  // rows of a half warp in flight
 };
 
 __device__ __forceinline__ float to_fp32(float x) { return x; }
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(128) gated_norm_kernel(const __grid_constant__
       const float factor = norm_factor(tree_of_lanes<16>(tree_of_squares<kElements>(x)), p.values, p.eps);
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
-        if (exists && first + e < p.values) from_fp32(gated_value(x[e], factor, w[e], to_fp32(z[first + e])), out[first + e]);
+        if (exists && first + e < p.values)
+          from_fp32(gated_value(x[e], factor, w[e], to_fp32(z[first + e])), out[first + e]);
       }
     }
   }

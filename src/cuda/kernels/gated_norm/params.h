@@ -7,8 +7,8 @@
 namespace kda::cuda {
 
 struct GatedNormParams {
-  TokenRef o, z;  // [T, HV, V]
-  TokenRef out;   // [T, HV, V]; written
+  TokenRef o, z;                  // [T, HV, V]
+  TokenRef out;                   // [T, HV, V]; written
   const float* weight = nullptr;  // [V]
   int32_t rows = 0;               // of all samples and heads
   int32_t tokens = 0;             // of one sample

@@ -1,6 +1,8 @@
-// Prefill of any shape: decode's recurrence over whole prompts (R-14), for problems that the tensor-core kernel declines.
+// Prefill of any shape: decode's recurrence over whole prompts (R-14), for problems that the tensor-core kernel
+// declines.
 //
-// Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh: cuts of a prompt anywhere, resumes and checkpoints at any
+// Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh: cuts of a prompt anywhere, resumes and checkpoints
+// at any
 //            offset give the same bits (H-10, K-5).
 // Grid       x = (value head, slice of value rows), y and z = sequence.
 // Block      four warps own up to 16 state rows each, in registers from the first load to the last store; all four
@@ -22,7 +24,8 @@ struct TwoTermSlot : Base {
 
 template <Shape kShape_>
 struct PrefillConfig {
-  using Tile = StateTile<float, kShape_>;  // whatever the pool's dtype: states are loaded and stored element by element
+  using Tile =
+      StateTile<float, kShape_>;  // whatever the pool's dtype: states are loaded and stored element by element
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kBlocks = 2;
   using Slot = TwoTermSlot<TokenSlot<Tile::kKeys, kWarps * Tile::kRows, false>>;
 };
@@ -51,7 +54,8 @@ __device__ __forceinline__ void store_rows(const Tile& tile, void* states, Dtype
 #pragma unroll
     for (int e = 0; e < Tile::kElements; ++e) {
       const int key = Tile::key_of(e);
-      if (key < form.keys) store_element(states, offset + static_cast<int64_t>(row) * form.keys + key, dtype, tile.s[slot][e]);
+      if (key < form.keys)
+        store_element(states, offset + static_cast<int64_t>(row) * form.keys + key, dtype, tile.s[slot][e]);
     }
   }
 }
@@ -67,7 +71,8 @@ __device__ __forceinline__ void load_rows(Tile& tile, const void* states, Dtype 
     for (int e = 0; e < Tile::kElements; ++e) {
       const int key = Tile::key_of(e);
       const bool exists = states != nullptr && row < form.values && key < form.keys;
-      tile.s[slot][e] = exists ? load_element(states, offset + static_cast<int64_t>(row) * form.keys + key, dtype) : 0.0f;
+      tile.s[slot][e] =
+          exists ? load_element(states, offset + static_cast<int64_t>(row) * form.keys + key, dtype) : 0.0f;
     }
   }
 }
@@ -91,8 +96,8 @@ __device__ __forceinline__ int64_t next_checkpoint(const CheckpointRef& c, int64
 
 // The state after `done` tokens to every checkpoint that asks for it.
 template <class Tile>
-__device__ __forceinline__ void store_checkpoints(const Tile& tile, const PrefillParams& p, const HeadPlace& at, int64_t done,
-                                               int first) {
+__device__ __forceinline__ void store_checkpoints(const Tile& tile, const PrefillParams& p, const HeadPlace& at,
+                                                  int64_t done, int first) {
   const CheckpointRef& c = p.checkpoints;
 #pragma unroll 1
   for (int i = 0; i < c.offsets.columns; ++i) {
@@ -112,16 +117,19 @@ __device__ __forceinline__ void store_final(const Tile& tile, const PrefillParam
                                             const StateRow& row, int first) {
   if (!p.stores) return;
   if (p.final.data != nullptr) {
-    store_rows(tile, p.final.data, p.final_dtype, at.n * p.final.slot_stride + head_offset(p.form, at.head), first, p.form);
+    store_rows(tile, p.final.data, p.final_dtype, at.n * p.final.slot_stride + head_offset(p.form, at.head), first,
+               p.form);
     return;
   }
   // A sequence of no tokens keeps its state's bits, one that was fresh becomes zero (P-11).
   if (row.write_slot < 0 || (at.span.length == 0 && !row.fresh && row.write_slot == row.read_slot)) return;
-  store_rows(tile, p.pool.data, p.pool_dtype, row.write_slot * p.pool.slot_stride + head_offset(p.form, at.head), first, p.form);
+  store_rows(tile, p.pool.data, p.pool_dtype, row.write_slot * p.pool.slot_stride + head_offset(p.form, at.head),
+             first, p.form);
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) prefill_portable_kernel(const __grid_constant__ PrefillParams p) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    prefill_portable_kernel(const __grid_constant__ PrefillParams p) {
   using Tile = typename C::Tile;
   using Slot = typename C::Slot;
   Slot* const s = token_slots<Slot>();

@@ -8,7 +8,8 @@ KernelInfo prefill_portable_kernel_info(Shape shape) {
   if (shape == Shape::kMasked256) {
     return kernel_info<Wide>(reinterpret_cast<const void*>(prefill_portable_kernel<Wide>), "prefill_portable_kernel");
   }
-  return kernel_info<Narrow>(reinterpret_cast<const void*>(prefill_portable_kernel<Narrow>), "prefill_portable_kernel");
+  return kernel_info<Narrow>(reinterpret_cast<const void*>(prefill_portable_kernel<Narrow>),
+                             "prefill_portable_kernel");
 }
 
 }  // namespace kda::cuda

@@ -30,8 +30,8 @@ struct PrefillParams {
   PoolRef pool;   // [slots, HV, V, K]
   Dtype pool_dtype = Dtype::kFp32;
   int32_t has_pool = 0;
-  int32_t stores = 0;    // final states are wanted
-  PoolRef final;         // packed final states [N, HV, V, K]; absent: write slots of the pool
+  int32_t stores = 0;  // final states are wanted
+  PoolRef final;       // packed final states [N, HV, V, K]; absent: write slots of the pool
   Dtype final_dtype = Dtype::kFp32;
   CheckpointRef checkpoints;
   OutRef out;  // [T, HV, V]

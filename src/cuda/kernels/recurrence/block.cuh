@@ -70,8 +70,8 @@ __device__ __forceinline__ bool row_exists(int row, const HeadPlace& at) {
 // A warp's rows of a head: which it has, and the row of the lane's results.
 template <class Tile>
 struct WarpRows {
-  int first = 0;      // row of the head
-  int mine = 0;       // row of the block that this lane's slot_of_lane() is
+  int first = 0;  // row of the head
+  int mine = 0;   // row of the block that this lane's slot_of_lane() is
   bool any = false;
 
   __device__ __forceinline__ WarpRows(const HeadPlace& at, const HeadSplit& split, const AttentionForm& form) {

@@ -1,11 +1,12 @@
 // A block's row, found before the grid before this one has ended.
 //
-// A short call takes as long as its chain of waits: for the grid before, for index values, for what they point at, for
-// the state from memory. A block of the grid's first wave therefore reads the index values and asks the L2 for its state
-// while that grid still runs. The values may change until it ends (V-14), so they are read again after the wait, along
-// with everything that they point at; only if they differ is that done once more. What was asked for in vain has cost its
-// way from memory and nothing else: addresses are checked against the pool either way. Index values are read past the
-// L1, which could keep the old ones. Blocks of later waves begin after that grid's end and wait first.
+// A short call takes as long as its chain of waits: for the grid before, for index values, for what they point at,
+// for the state from memory. A block of the grid's first wave therefore reads the index values and asks the L2 for
+// its state while that grid still runs. The values may change until it ends (V-14), so they are read again after the
+// wait, along with everything that they point at; only if they differ is that done once more. What was asked for in
+// vain has cost its way from memory and nothing else: addresses are checked against the pool either way. Index values
+// are read past the L1, which could keep the old ones. Blocks of later waves begin after that grid's end and wait
+// first.
 #pragma once
 
 #include "cuda/kernels/recurrence/block.cuh"
@@ -32,7 +33,8 @@ __device__ __forceinline__ void ask_for_later_block(const DecodeParams& p) {
   const int64_t n = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y + later / gridDim.x;
   const SlotRef& t = p.rule.slots;
   if (n >= p.sequences.count || t.initial != Initial::kAll || !t.slots.present()) return;
-  const int64_t accepted = p.rule.accepted != nullptr && !p.rule.records ? p.rule.accepted[n * p.rule.accepted_stride] : 1;
+  const int64_t accepted =
+      p.rule.accepted != nullptr && !p.rule.records ? p.rule.accepted[n * p.rule.accepted_stride] : 1;
   if (accepted < 1 || accepted > t.slots.columns) return;
   const int64_t slot = t.slots.at(n, accepted - 1);
   if (!slot_is_live(slot, t.count, t.null_slot)) return;

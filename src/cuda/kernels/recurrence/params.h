@@ -22,16 +22,16 @@ struct AttentionForm {
   Dtype io = Dtype::kBf16;  // of q, k, v
 };
 
-// How a head's value rows are spread: block b of a head has rows [b * rows_per_block, ...), its first `row_warps` warps
-// hold them. Warps behind those only prepare tokens.
+// How a head's value rows are spread: block b of a head has rows [b * rows_per_block, ...), its first `row_warps`
+// warps hold them. Warps behind those only prepare tokens.
 struct HeadSplit {
   int32_t slices = 1;
   int32_t rows_per_block = 128;
   int32_t row_warps = 8;
-  int32_t chunk = 1;  // tokens prepared at once
-  int32_t heads = 1;  // of one block, one after the other
+  int32_t chunk = 1;      // tokens prepared at once
+  int32_t heads = 1;      // of one block, one after the other
   int32_t clustered = 0;  // several blocks form a cluster
-  int64_t wave = 0;   // blocks that run at once, at least
+  int64_t wave = 0;       // blocks that run at once, at least
 };
 
 constexpr int32_t kMostSlices = 8;  // of a head: they may have to form a cluster
@@ -42,14 +42,15 @@ inline HeadSplit split_head(int64_t heads_in_all, int32_t values, int32_t warp_r
   HeadSplit split;
   split.row_warps = most_row_warps;
   const auto slices = [&] { return (values + split.row_warps * warp_rows - 1) / (split.row_warps * warp_rows); };
-  while (split.row_warps > 1 && slices() <= most_slices / 2 && heads_in_all * slices() < multiprocessors * 3 / 4) split.row_warps /= 2;
+  while (split.row_warps > 1 && slices() <= most_slices / 2 && heads_in_all * slices() < multiprocessors * 3 / 4)
+    split.row_warps /= 2;
   split.rows_per_block = split.row_warps * warp_rows;
   split.slices = slices();
   return split;
 }
 
-// How many heads of a row a block takes: as many as keep all places that run at once busy to the end. A block's start costs
-// about a third of a head's time.
+// How many heads of a row a block takes: as many as keep all places that run at once busy to the end. A block's start
+// costs about a third of a head's time.
 inline int32_t heads_of_block(int64_t rows, int32_t value_heads, int32_t slices, int64_t wave) {
   int32_t best = 1;
   double least = 1e300;

@@ -34,8 +34,8 @@ struct DirectSource {
     } else {
       const bool value = part == Part::kValue;
       const TokenRef& x = part == Part::kQuery ? p.q : value ? p.v : p.k;
-      const VectorRef row = row_of(x, t, value ? head : query_head, value ? at.first_row : 0,
-                                   value ? at.rows : p.form.keys);
+      const VectorRef row =
+          row_of(x, t, value ? head : query_head, value ? at.first_row : 0, value ? at.rows : p.form.keys);
       in.bits.gather(row);
     }
     in.decay.gather(p.gate_rule, row_of(p.gate, t, head, 0, p.form.keys), part, head);
@@ -57,7 +57,8 @@ struct DirectSource {
 
 // beta of token t and where its results go.
 template <class P, class Slot>
-__device__ __forceinline__ void finish_scalars(const P& p, const HeadPlace& at, unsigned beta, int t, bool stores, Slot& s) {
+__device__ __forceinline__ void finish_scalars(const P& p, const HeadPlace& at, unsigned beta, int t, bool stores,
+                                               Slot& s) {
   if (lane_id() != 0) return;
   s.beta = beta_value(float_of_bits(beta, p.beta.dtype), p.form.beta_logits != 0, p.form.beta_doubled != 0);
   s.out_row = p.out.row(at.span.begin + t);

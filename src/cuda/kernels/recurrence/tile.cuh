@@ -1,7 +1,8 @@
 // A warp's share of one head's state, in fp32 registers, and one token applied to it (spec E-7).
 //
-// Sixteen lanes own one row of the [V, K] state, so a warp holds two rows a slot: row = 2 * slot + lane / 16. A lane's
-// elements are 16-byte pieces of the row as the pool stores it, so that a load of the warp covers whole sectors:
+// Sixteen lanes own one row of the [V, K] state, so a warp holds two rows a slot: row = 2 * slot + lane / 16. A
+// lane's elements are 16-byte pieces of the row as the pool stores it, so that a load of the warp covers whole
+// sectors:
 //   key(e) = (e / kVector) * 16 * kVector + lane16 * kVector + e % kVector,   kVector = 16 / sizeof(Pool)
 // Rows are independent; K is never split over warps (V-5), and the sum over K is the same tree whatever the grid, so
 // that bits depend on nothing but the row (N-12, N-13).
@@ -95,18 +96,19 @@ struct StateTile {
     }
   }
 
-  // The exact shape's rows on their way into the warp's kStage bytes of shared memory, where every lane reads what it has
-  // written and therefore waits for its own copies alone. `exists` false: zeros.
+  // The exact shape's rows on their way into the warp's kStage bytes of shared memory, where every lane reads what it
+  // has written and therefore waits for its own copies alone. `exists` false: zeros.
   static constexpr int kStage = kSlots * kPieces * 32 * 16;
   static __device__ __forceinline__ void stage(uint32_t s_stage, const HeadState& h, int first, bool exists) {
     static_assert(kExact);
-    const Pool* p = static_cast<const Pool*>(h.data) + static_cast<int64_t>(first + lane() / 16) * kKeys + lane16() * kVector;
+    const Pool* p =
+        static_cast<const Pool*>(h.data) + static_cast<int64_t>(first + lane() / 16) * kKeys + lane16() * kVector;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        ptx::copy_async_16(s_stage + (slot * kPieces + i) * 512 + lane() * 16, p + slot * 2 * kKeys + i * kPieceStride,
-                           exists ? 16 : 0);
+        ptx::copy_async_16(s_stage + (slot * kPieces + i) * 512 + lane() * 16,
+                           p + slot * 2 * kKeys + i * kPieceStride, exists ? 16 : 0);
       }
     }
     ptx::copy_async_commit();
@@ -116,7 +118,8 @@ struct StateTile {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) raw.piece[slot][i] = ptx::load_shared_u4(s_stage + (slot * kPieces + i) * 512 + lane() * 16);
+      for (int i = 0; i < kPieces; ++i)
+        raw.piece[slot][i] = ptx::load_shared_u4(s_stage + (slot * kPieces + i) * 512 + lane() * 16);
     }
   }
 

@@ -1,6 +1,6 @@
-// Prepares the tokens of one head for the state tile: q and k normalised (E-4), decays (E-1), beta (E-5), values, where
-// results go. A token is four parts of about equal work, and a part belongs to one warp, so that the sum of a norm does
-// not depend on how many warps a block has:
+// Prepares the tokens of one head for the state tile: q and k normalised (E-4), decays (E-1), beta (E-5), values,
+// where results go. A token is four parts of about equal work, and a part belongs to one warp, so that the sum of a
+// norm does not depend on how many warps a block has:
 //
 //   part     vector                           and of the decays e^g
 //   query    q [K] -> n(q)                    first quarter
@@ -205,7 +205,8 @@ struct DecayQuarter {
   }
 
   // Channels that do not exist decay to nothing, and hold nothing.
-  __device__ __forceinline__ void finish(const GateRef& rule, Dtype dtype, int32_t keys, Part part, float* s_decay) const {
+  __device__ __forceinline__ void finish(const GateRef& rule, Dtype dtype, int32_t keys, Part part,
+                                         float* s_decay) const {
     const int32_t first = static_cast<int32_t>(part) * kWidth;
     const float a = expf(A_log);
 #pragma unroll
@@ -216,8 +217,8 @@ struct DecayQuarter {
   }
 
   // What finish()'s factors lack to e^g of the fp32 g.
-  __device__ __forceinline__ void finish_low(const GateRef& rule, Dtype dtype, int32_t keys, Part part, const float* s_decay,
-                                             float* s_low) const {
+  __device__ __forceinline__ void finish_low(const GateRef& rule, Dtype dtype, int32_t keys, Part part,
+                                             const float* s_decay, float* s_low) const {
     const int32_t first = static_cast<int32_t>(part) * kWidth;
     const float a = expf(A_log);
 #pragma unroll
@@ -239,8 +240,9 @@ struct PartInput {
   DecayQuarter<Slot::kKeys, Slot::kWhole> decay;
 };
 
-// The parts of tokens [first, first + count), dealt to the block's warps in turn. A block has a multiple of four warps, so
-// that a warp meets one kind of part. With Source::kAhead the next part's loads are on their way while one is completed.
+// The parts of tokens [first, first + count), dealt to the block's warps in turn. A block has a multiple of four
+// warps, so that a warp meets one kind of part. With Source::kAhead the next part's loads are on their way while one
+// is completed.
 template <class Source>
 struct PartQueue {
   using Slot = typename Source::Slot;
