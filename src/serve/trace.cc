@@ -19,34 +19,20 @@ class LineReader {
  public:
   explicit LineReader(std::istream& in) : in_(in), buffer_(size_t{1} << 16) {}
 
-  // False at the end of input or on an error, see status().
+  // False at the end of input or on an error, see status(). Of a line that is too long only the beginning is read.
   bool next(std::string& line) {
+    if (too_long_) skip_rest();
     line.clear();
-    bool any = false;
-    for (;;) {
-      if (at_ == end_) {
-        in_.read(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
-        at_ = 0;
-        end_ = static_cast<size_t>(in_.gcount());
-        if (end_ == 0) {
-          if (in_.bad()) status_ = invalid_argument("wanted readable input, got an error while reading");
-          break;
-        }
-      }
+    bool any = false, ended = false;
+    while (!ended && !too_long_ && fill()) {
       any = true;
-      const char* begin = buffer_.data() + at_;
-      const char* stop = std::find(begin, static_cast<const char*>(buffer_.data()) + end_, '\n');
-      line.append(begin, stop);
-      if (line.size() > kMaxLine) {
-        ++number_;
-        status_ = invalid_argument("line: wanted at most {} bytes, got more", kMaxLine);
-        return false;
-      }
-      at_ = static_cast<size_t>(stop - buffer_.data());
-      if (at_ < end_) {
-        ++at_;
-        break;
-      }
+      const auto piece = rest();
+      const size_t size = std::min(piece.find('\n'), piece.size());
+      too_long_ = size > kMaxLine - line.size();
+      if (too_long_) break;
+      line.append(piece, 0, size);
+      ended = size < piece.size();
+      at_ += size + (ended ? 1 : 0);
     }
     if (!status_.ok() || !any) return false;
     if (!line.empty() && line.back() == '\r') line.pop_back();
@@ -55,13 +41,36 @@ class LineReader {
   }
 
   int64_t number() const { return number_; }
+  bool too_long() const { return too_long_; }
   const Status& status() const { return status_; }
 
  private:
+  std::string_view rest() const { return {buffer_.data() + at_, end_ - at_}; }
+
+  // False if there is nothing more.
+  bool fill() {
+    if (at_ < end_) return true;
+    in_.read(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
+    at_ = 0;
+    end_ = static_cast<size_t>(in_.gcount());
+    if (end_ == 0 && in_.bad()) status_ = invalid_argument("wanted readable input, got an error while reading");
+    return end_ > 0;
+  }
+
+  void skip_rest() {
+    too_long_ = false;
+    while (fill()) {
+      const size_t size = rest().find('\n');
+      at_ = size == std::string_view::npos ? end_ : at_ + size + 1;
+      if (size != std::string_view::npos) return;
+    }
+  }
+
   std::istream& in_;
   std::vector<char> buffer_;
   size_t at_ = 0, end_ = 0;
   int64_t number_ = 0;
+  bool too_long_ = false;
   Status status_;
 };
 
@@ -84,14 +93,19 @@ class Reader {
     std::string line;
     bool first = true;
     while ((options_.limit == 0 || count() < options_.limit) && lines_.next(line)) {
-      if (is_blank(line)) continue;
-      if (first) {
-        first = false;
-        KDA_SERVE_TRY(begin(line));
-        if (trace_.format != "mooncake") continue;  // that was the header
+      Status status;
+      if (lines_.too_long()) {
+        status = invalid_argument("line: wanted at most {} bytes, got more", kMaxLine);
+        if (first) return at_line(status);  // what the format is cannot be seen
+      } else {
+        if (is_blank(line)) continue;
+        if (first) {
+          first = false;
+          KDA_SERVE_TRY(begin(line));
+          if (trace_.format != "mooncake") continue;  // that was the header
+        }
+        status = parse(line);
       }
-      const Status status =
-          trace_.format == "mooncake" ? parse_mooncake_line(line, parsed_) : parse_csv_line(line, columns_, parsed_);
       if (status.ok()) {
         add();
         continue;
@@ -113,6 +127,10 @@ class Reader {
   int64_t count() const { return static_cast<int64_t>(trace_.requests.size()); }
   Status at_line(const Status& status) const {
     return invalid_argument("{}:{}: {}", name_, lines_.number(), status.message());
+  }
+
+  Status parse(const std::string& line) {
+    return trace_.format == "mooncake" ? parse_mooncake_line(line, parsed_) : parse_csv_line(line, columns_, parsed_);
   }
 
   Status begin(const std::string& line) {
@@ -189,6 +207,7 @@ Result<Trace> read_trace(std::istream& in, const std::string& name, const TraceO
 
 Result<Trace> read_trace(const std::string& path, const TraceOptions& options) {
   if (path == "-") return read_trace(std::cin, "<stdin>", options);
+  if (path.empty()) return invalid_argument("trace: wanted a file name, got \"\"");
   std::error_code fault;
   if (std::filesystem::is_directory(path, fault)) {
     return invalid_argument("{}: wanted a file, got a directory", path);

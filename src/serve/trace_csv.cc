@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -126,17 +127,17 @@ Result<CsvColumns> parse_csv_header(std::string_view line, std::string_view form
   }
   c.count = fields.value().size();
   const auto find = [&](const std::string& name, size_t& out) {
-    for (size_t i = 0; i < c.count; ++i) {
-      if (fields.value()[i] == name) {
-        out = i;
-        return true;
-      }
-    }
-    return false;
+    const auto begin = fields.value().begin(), end = fields.value().end();
+    const auto at = std::find(begin, end, name);
+    out = static_cast<size_t>(at - begin);
+    return std::count(at, end, name);
   };
-  if (!find(c.timestamp_name, c.timestamp) || !find(c.input_name, c.input) || !find(c.output_name, c.output)) {
-    return invalid_argument("header: wanted the columns {}, {} and {}, got {}", c.timestamp_name, c.input_name,
-                            c.output_name, quote_value(line));
+  const auto times = find(c.timestamp_name, c.timestamp), inputs = find(c.input_name, c.input),
+             outputs = find(c.output_name, c.output);
+  if (times != 1 || inputs != 1 || outputs != 1) {
+    const bool twice = times > 1 || inputs > 1 || outputs > 1;
+    return invalid_argument("header: wanted the columns {}, {} and {}{}, got {}", c.timestamp_name, c.input_name,
+                            c.output_name, twice ? ", each once" : "", quote_value(line));
   }
   return c;
 }

@@ -22,7 +22,8 @@ class LineHandler : public nlohmann::json_sax<Json> {
   bool boolean(bool v) override { return other(v ? "true" : "false"); }
   bool string(string_t& v) override { return other(quote_value(v)); }
   bool binary(binary_t&) override { return other("binary data"); }
-  bool number_integer(number_integer_t v) override {  // negative: the parser gives others as unsigned
+  bool number_integer(number_integer_t v) override {  // with a minus sign: the parser gives others as unsigned
+    if (v == 0) return number_unsigned(0);
     return ignored() || bad(std::to_string(v));
   }
   bool number_unsigned(number_unsigned_t v) override {
@@ -43,7 +44,7 @@ class LineHandler : public nlohmann::json_sax<Json> {
   bool number_float(number_float_t v, const string_t& text) override {
     if (ignored()) return true;
     if (depth_ == 1 && key_ == "timestamp") return timestamp(v, text);
-    return bad(text);
+    return bad(shortened(text));
   }
 
   bool start_object(std::size_t) override {
@@ -77,11 +78,11 @@ class LineHandler : public nlohmann::json_sax<Json> {
   }
   bool parse_error(std::size_t position, const std::string& token, const Json::exception& fault) override {
     constexpr int kNumberOverflow = 406;
-    if (fault.id == kNumberOverflow) return bad(token);
+    if (fault.id == kNumberOverflow) return bad(shortened(token));
     const size_t at = position == 0 ? 0 : std::min(position - 1, line_.size());
     std::string_view rest = line_.substr(at);
     const std::string_view value = rest.substr(0, rest.find_first_of(",}] ", 1));
-    const std::string where = depth_ >= 1 && !key_.empty() ? key_ + ": " : std::string();
+    const std::string where = depth_ >= 1 && !key_.empty() ? field() + ": " : std::string();
     if (value.empty()) {
       return fail(
           fmt::format("{}wanted a complete JSON object, got a line that ends at column {}", where, line_.size() + 1));
@@ -116,6 +117,13 @@ class LineHandler : public nlohmann::json_sax<Json> {
     if (key_ != "hash_ids") return "a finite number";
     return in_array_ ? "integers in 0..2^63-1" : "an array of integers";
   }
+  // The field as it may stand in a message: an unknown name can be anything.
+  std::string field() const { return bit(key_) != 0 ? key_ : quote_value(key_); }
+  // A number's text, which may have any length.
+  static std::string shortened(std::string_view number) {
+    constexpr size_t kShown = 60;
+    return std::string(number.substr(0, kShown)) + (number.size() > kShown ? "..." : "");
+  }
   // Values inside unknown fields, however deep.
   bool ignored() const { return depth_ > 0 && bit(key_) == 0; }
   bool fail(std::string message) {
@@ -124,7 +132,7 @@ class LineHandler : public nlohmann::json_sax<Json> {
   }
   bool bad(const std::string& got) {
     if (depth_ == 0) return fail("line: wanted a JSON object, got " + got);
-    return fail(fmt::format("{}: wanted {}, got {}", key_, wanted(), got));
+    return fail(fmt::format("{}: wanted {}, got {}", field(), wanted(), got));
   }
   bool other(const std::string& got) { return ignored() || bad(got); }
   bool seen() {
@@ -134,7 +142,7 @@ class LineHandler : public nlohmann::json_sax<Json> {
     return true;
   }
   bool timestamp(double ms, const std::string& text) {
-    if (!(ms >= 0 && ms <= kMaxMilliseconds)) return bad(text);
+    if (!(ms >= 0 && ms <= kMaxMilliseconds)) return bad(shortened(text));
     out_.time_ns = std::llround(ms * 1e6);
     return seen();
   }

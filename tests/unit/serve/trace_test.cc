@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -194,6 +195,37 @@ TEST(Trace, CalendarTimes) {
   }
 }
 
+TEST(Trace, MinusZeroIsZero) {
+  auto trace = read(line("4", "-0", "-0", "[-0]"));
+  ASSERT_TRUE(trace.ok()) << trace.status().message();
+  EXPECT_EQ(trace.value().requests[0].output_length, 0);
+  expect_error(line("-0"), "input_length: wanted an integer in 1..2147483647, got 0");
+}
+
+// Whatever stands in the file, a message is one short printable line.
+TEST(Trace, MessagesShowLongAndUnprintableTextCut) {
+  const std::string digits(1000000, '7');
+  const std::string odd = "\\u001b[31m" + std::string(1000000, 'k');
+  const std::string header = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+  for (const std::string& text :
+       {line(digits), line(digits + ".5"), line("4", "5", "-" + digits), line("4", "5", "0", "[1" + digits + "]"),
+        line("\"" + odd + "\""), "{\"" + odd + "\": 1e400}\n", "{\"" + odd + "\": x" + digits + "}\n", digits + "\n",
+        header + digits + ",1,1\n", header + "2023-11-30 00:00:00," + digits + ",1\n", header + "1," + digits + "\n",
+        "TIMESTAMP," + digits + "\n"}) {
+    auto trace = read(text);
+    ASSERT_FALSE(trace.ok()) << text.substr(0, 80);
+    const std::string& message = trace.status().message();
+    EXPECT_LT(message.size(), 500u) << message.substr(0, 200);
+    EXPECT_TRUE(std::all_of(message.begin(), message.end(), [](char c) { return c >= ' ' && c <= '~'; })) << message;
+  }
+}
+
+TEST(Trace, AColumnNamedTwiceIsNotGuessed) {
+  expect_error("TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens\n2023-11-30 00:00:00,1,2,3\n",
+               "header: wanted the columns TIMESTAMP, ContextTokens and GeneratedTokens, each once",
+               {.format = "azure"});
+}
+
 TEST(Trace, FilesThatAreNone) {
   auto missing = read_trace("/nonexistent/trace.jsonl", {});
   ASSERT_FALSE(missing.ok());
@@ -204,10 +236,13 @@ TEST(Trace, FilesThatAreNone) {
 }
 
 TEST(Trace, ALineThatNeverEnds) {
-  std::istringstream in(std::string((size_t{64} << 20) + 70000, 'x'));
-  auto trace = read_trace(in, "t", {});
-  ASSERT_FALSE(trace.ok());
-  EXPECT_NE(trace.status().message().find("t:1: line: wanted at most 67108864 bytes"), std::string::npos);
+  const std::string endless((size_t{64} << 20) + 70000, ' ');
+  expect_error(endless, "t:1: line: wanted at most 67108864 bytes");
+  expect_error(line("4") + endless + "\n", "t:2: line: wanted at most 67108864 bytes");
+  auto trace = read(line("4") + endless + "\n" + line("5") + endless, {.skip_bad = true});
+  ASSERT_TRUE(trace.ok()) << trace.status().message();
+  EXPECT_EQ(trace.value().requests.size(), 2u);
+  EXPECT_EQ(trace.value().skipped, 2);
 }
 
 }  // namespace
