@@ -76,6 +76,7 @@ bool Engine::wait_for_arrival(const std::atomic<bool>& stop) {
 }
 
 Status Engine::run(const std::atomic<bool>& stop, const std::function<void(const Engine&)>& on_step) {
+  if (timeline_ != nullptr) timeline_->restart();
   clock_ = timeline_ != nullptr ? timeline_->clock() : Clock();
   while (fault_.ok() && !stop.load(std::memory_order_relaxed)) {
     take_arrivals();

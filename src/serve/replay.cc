@@ -6,6 +6,8 @@
 namespace kda::serve {
 namespace {
 
+constexpr int64_t kMiB = 1048576;
+
 Status between(const char* option, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return {};
   return invalid_argument("{}: wanted an integer in {}..{}, got {}", option, least, most, value);
@@ -81,7 +83,11 @@ Status Replay::prepare_pool() {
   size_t page_bytes = 0;
   KDA_SERVE_TRY(from_kda(kda_state_pool_size(&d, nullptr, &page_bytes)));
   page_bytes_ = static_cast<int64_t>(page_bytes);
-  cache_pages_ = options_.prefix_cache ? options_.cache_mib * 1048576 / page_bytes_ : 0;
+  cache_pages_ = options_.prefix_cache ? options_.cache_mib * kMiB / page_bytes_ : 0;
+  if (cache_pages_ == 0 && options_.prefix_cache && options_.cache_mib > 0) {
+    return invalid_argument("--cache-mib: wanted 0 (no cache) or at least {}, room for one snapshot, got {}",
+                            (page_bytes_ + kMiB - 1) / kMiB, options_.cache_mib);
+  }
   d.pages = options_.slots * (records ? 1 : 1 + options_.spec) + cache_pages_;
   KDA_SERVE_TRY(between("--slots and --cache-mib: pages", d.pages, 1, std::numeric_limits<int32_t>::max()));
   kda_state_pool* pool = nullptr;
@@ -148,7 +154,7 @@ Status Replay::run(const std::atomic<bool>& stop, const std::function<void(const
 Status Replay::verify_results(const std::atomic<bool>& stop) {
   verification_.tolerance = tolerance_of(model_);
   if (stats().interrupted || options_.verify == 0) return {};
-  auto report = verify(model_, weights_, *content_, engine_->requests(), threads_, stop);
+  auto report = verify(model_, weights_, *content_, engine_->requests(), device_->host(), stop);
   if (!report.ok()) {
     verify_interrupted_ = stop.load();
     return report.status();

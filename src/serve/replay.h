@@ -64,6 +64,7 @@ class Replay {
   std::string digests_text() const;   // one line per finished request, by index
   std::string timeline_text() const;  // Chrome trace
   nlohmann::ordered_json report() const;
+  std::string report_text() const;  // of the JSON file: names that are not UTF-8 with U+FFFD in place of odd bytes
   std::string table() const;
 
  private:

@@ -1,6 +1,7 @@
 // The JSON report (schema_version counts incompatible changes; fields are only added) and the summary table.
 #include <sys/resource.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "serve/replay.h"
@@ -37,6 +38,15 @@ Json choices_json(const std::vector<OperatorChoice>& choices) {
   }
   return all;
 }
+
+// 1234567 as "1,234,567".
+std::string grouped(int64_t n) {
+  std::string text = std::to_string(n);
+  for (auto at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) text.insert(static_cast<size_t>(at), ",");
+  return text;
+}
+
+std::string grouped_rate(int64_t tokens, double seconds) { return grouped(std::llround(rate(tokens, seconds))); }
 
 const char* family_name(kda_gate_family family) { return family == KDA_GATE_BOUNDED ? "bounded" : "softplus"; }
 
@@ -86,12 +96,12 @@ Json verify_json(const VerifyReport& v) {
   Json worst = Json::array();
   for (const RequestError& e : v.errors) {
     worst.push_back({{"request", e.index},
-                     {"rel_l2_out", number(e.out.total)},
+                     {"rel_l2_out", number(e.rel_out)},
                      {"rel_l2_out_head", number(e.out.worst_head)},
                      {"rel_l2_out_row", number(e.out.worst_row)},
                      {"worst_head", e.out.row_at.head},
                      {"worst_token", e.out.row_at.token},
-                     {"rel_l2_state", number(e.state.total)},
+                     {"rel_l2_state", number(e.rel_state)},
                      {"rel_l2_state_head", number(e.state.worst_head)},
                      {"window_equal", e.window_equal}});
   }
@@ -146,6 +156,10 @@ Json Replay::report() const {
   return j;
 }
 
+std::string Replay::report_text() const {
+  return report().dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 std::string Replay::table() const {
   const RunStats& s = stats();
   const VerifyReport& v = verification_;
@@ -154,17 +168,18 @@ std::string Replay::table() const {
   const auto line = [&t](const char* name, const std::string& value) {
     t += fmt::format("  {:<14}{}\n", name, value);
   };
-  t += fmt::format("kda replay {}, model {} ({} heads, {} layer{}, {} io, {} pool), {} threads, {}{}\n",
+  t += fmt::format("kda replay {}, model {} ({} heads, {} layer{}, {} io, {} pool), {} thread{}, {}{}\n",
                    options_.trace, model_.name, model_.heads, model_.layers, model_.layers == 1 ? "" : "s",
-                   kda_dtype_name(model_.io_dtype), kda_dtype_name(model_.state_dtype), threads_, isa_,
-                   complete() ? "" : "  INCOMPLETE");
+                   kda_dtype_name(model_.io_dtype), kda_dtype_name(model_.state_dtype), threads_,
+                   threads_ == 1 ? "" : "s", isa_, complete() ? "" : "  INCOMPLETE");
   line("requests", fmt::format("{} of {} finished, {} failed", s.finished, s.total, s.failed));
-  line("prompt", fmt::format("{} tokens: {} from the cache, {} prefilled", s.prompt, s.cached, s.prefilled));
-  line("decoded", options_.spec > 0
-                      ? fmt::format("{} tokens; {} of {} drafts accepted", s.decoded, s.accepted, s.drafted)
-                      : fmt::format("{} tokens", s.decoded));
-  line("time", fmt::format("{:.2f} s in {} steps: {:.0f} prefill and {:.0f} decode tokens/s", s.wall_s, s.steps,
-                           rate(s.prefilled, s.wall_s), rate(s.decoded, s.wall_s)));
+  line("prompt", fmt::format("{} tokens: {} from the cache, {} prefilled", grouped(s.prompt), grouped(s.cached),
+                             grouped(s.prefilled)));
+  line("decoded", options_.spec > 0 ? fmt::format("{} tokens; {} of {} drafts accepted", grouped(s.decoded),
+                                                  grouped(s.accepted), grouped(s.drafted))
+                                    : grouped(s.decoded) + " tokens");
+  line("time", fmt::format("{:.2f} s in {} steps: {} prefill and {} decode tokens/s", s.wall_s, grouped(s.steps),
+                           grouped_rate(s.prefilled, s.wall_s), grouped_rate(s.decoded, s.wall_s)));
   if (ttft.count > 0) {
     line("first token", fmt::format("p50 {:.2f}  p90 {:.2f}  p99 {:.2f} ms from {}", ttft.p50, ttft.p90, ttft.p99,
                                     options_.pace == "trace" ? "arrival" : "admission"));

@@ -28,6 +28,8 @@ class Timeline {
 
   explicit Timeline(const Clock& clock) : clock_(clock) {}
   const Clock& clock() const { return clock_; }
+  // Times count from now on.
+  void restart() { clock_ = Clock(); }
   void add(const Span& span) { spans_.push_back(span); }
   // The file's whole text.
   std::string to_json() const;

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <mutex>
-#include <thread>
 
 #include "serve/handles.h"
 
@@ -248,6 +248,11 @@ std::vector<double> widened(const std::vector<char>& bytes, kda_dtype dtype) {
   return conformance::values(view(bytes.data(), dtype, {count}));
 }
 
+// Over the finite elements alone a result with a NaN would look right.
+double error_of(const conformance::Comparison& c) {
+  return c.mask_fault.empty() ? c.total : std::numeric_limits<double>::infinity();
+}
+
 void note(const Model& model, const Oracle& oracle, const Task& task, VerifyReport& report) {
   const Capture& c = *task.request->capture;
   const auto layer = static_cast<size_t>(task.layer);
@@ -257,10 +262,12 @@ void note(const Model& model, const Oracle& oracle, const Task& task, VerifyRepo
   const auto state = conformance::compare_states(widened(c.states[layer], model.state_dtype), oracle.state(),
                                                  model.heads, model.value_dim * model.key_dim);
   RequestError& e = report.errors[task.slot];
-  if (task.layer == 0 || out.total > e.out.total) e.out = out, e.out_layer = task.layer;
-  if (task.layer == 0 || state.total > e.state.total) e.state = state, e.state_layer = task.layer;
-  report.max_rel_l2_out = std::max(report.max_rel_l2_out, out.total);
-  report.max_rel_l2_state = std::max(report.max_rel_l2_state, state.total);
+  const double rel_out = error_of(out), rel_state = error_of(state);
+  if (task.layer == 0 || rel_out > e.rel_out) e.out = out, e.out_layer = task.layer, e.rel_out = rel_out;
+  if (task.layer == 0 || rel_state > e.rel_state)
+    e.state = state, e.state_layer = task.layer, e.rel_state = rel_state;
+  report.max_rel_l2_out = std::max(report.max_rel_l2_out, rel_out);
+  report.max_rel_l2_state = std::max(report.max_rel_l2_state, rel_state);
 
   const auto fail = [&](const std::string& what) {
     report.ok = false;
@@ -305,7 +312,7 @@ std::vector<int64_t> choose_verified(const Trace& trace, int64_t count, uint64_t
 }
 
 Result<VerifyReport> verify(const Model& model, const std::vector<LayerWeights>& weights, const Content& content,
-                            const std::vector<std::unique_ptr<Request>>& requests, int threads,
+                            const std::vector<std::unique_ptr<Request>>& requests, const kda_context* host,
                             const std::atomic<bool>& stop) {
   const auto begin = std::chrono::steady_clock::now();
   VerifyReport report;
@@ -316,7 +323,7 @@ Result<VerifyReport> verify(const Model& model, const std::vector<LayerWeights>&
   std::atomic<size_t> next{0};
   std::mutex lock;
   Status first;
-  const auto work = [&] {
+  auto work = [&] {
     auto oracle = Oracle::create(model, content, plans);
     Status status = oracle.ok() ? Status() : oracle.status();
     for (size_t i; status.ok() && (i = next.fetch_add(1)) < tasks.size();) {
@@ -327,11 +334,10 @@ Result<VerifyReport> verify(const Model& model, const std::vector<LayerWeights>&
     const std::lock_guard<std::mutex> guard(lock);
     if (!status.ok() && first.ok()) first = status;
   };
-  std::vector<std::thread> workers;
-  const size_t count = std::min(tasks.size(), static_cast<size_t>(std::max(threads, 1)));
-  for (size_t i = 1; i < count; ++i) workers.emplace_back(work);
-  if (!tasks.empty()) work();
-  for (std::thread& worker : workers) worker.join();
+  const auto workers =
+      static_cast<int32_t>(std::min(tasks.size(), static_cast<size_t>(std::max(kda_context_num_threads(host), 1))));
+  const auto body = [](void* arg, int32_t) { (*static_cast<decltype(work)*>(arg))(); };
+  KDA_SERVE_TRY(from_kda(kda_context_parallel_for(host, workers, body, &work)));
   if (!first.ok()) return first;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;

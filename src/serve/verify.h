@@ -24,6 +24,7 @@ Tolerance tolerance_of(const Model& model);
 struct RequestError {
   int64_t index = 0;                   // of the request
   conformance::Comparison out, state;  // the worst layer's
+  double rel_out = 0, rel_state = 0;   // their errors; infinite if a NaN or Inf stands where the oracle has none
   int32_t out_layer = 0, state_layer = 0;
   bool window_equal = true;
 };
@@ -41,9 +42,10 @@ struct VerifyReport {
 // The `count` requests of a trace that a seed chooses, ascending by index.
 std::vector<int64_t> choose_verified(const Trace& trace, int64_t count, uint64_t seed);
 
-// Verifies the finished requests that were captured. `stop` ends it early (FAILED_PRECONDITION).
+// Verifies the finished requests that were captured, on the threads of `host`. `stop` ends it early
+// (FAILED_PRECONDITION).
 Result<VerifyReport> verify(const Model& model, const std::vector<LayerWeights>& weights, const Content& content,
-                            const std::vector<std::unique_ptr<Request>>& requests, int threads,
+                            const std::vector<std::unique_ptr<Request>>& requests, const kda_context* host,
                             const std::atomic<bool>& stop);
 
 }  // namespace kda::serve

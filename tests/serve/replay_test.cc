@@ -5,10 +5,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <thread>
 
 namespace kda::serve {
 namespace {
@@ -252,12 +256,51 @@ TEST(Replay, F07_AWrongResultIsFound) {
   std::vector<LayerWeights> weights = seeded_weights(prepared.value()->model(), o.seed);
   weights[0].dt_bias[5] += 0.01f;
   auto content = Content::seeded(prepared.value()->model(), o.seed, nullptr);
+  kda_context* host = nullptr;
+  ASSERT_EQ(kda_context_create(nullptr, &host), KDA_OK);
+  const ContextHandle owner(host);
   auto report =
-      verify(prepared.value()->model(), weights, content.value(), prepared.value()->engine().requests(), 1, stop);
+      verify(prepared.value()->model(), weights, content.value(), prepared.value()->engine().requests(), host, stop);
   ASSERT_TRUE(report.ok());
   EXPECT_FALSE(report.value().ok);
   ASSERT_FALSE(report.value().failures.empty());
   EXPECT_NE(report.value().failures[0].find("head 0"), std::string::npos) << report.value().failures[0];
+}
+
+TEST(Replay, F07_ANaNIsAnInfiniteError) {
+  ReplayOptions o = base();
+  o.verify = 3;
+  o.input.limit = 3;
+  auto prepared = Replay::prepare(o);
+  ASSERT_TRUE(prepared.ok());
+  Replay& r = *prepared.value();
+  const std::atomic<bool> stop{false};
+  ASSERT_TRUE(r.run(stop, {}).ok());
+  const float nan = std::nanf("");
+  std::memcpy(r.engine().requests()[0]->capture->rows[0].data(), &nan, sizeof nan);
+  std::memcpy(r.engine().requests()[1]->capture->states[0].data(), &nan, sizeof nan);
+  ASSERT_TRUE(r.verify_results(stop).ok());
+  EXPECT_FALSE(r.ok());
+  const auto j = nlohmann::json::parse(r.report_text());
+  EXPECT_EQ(j["verify"]["ok"], false);
+  EXPECT_EQ(j["verify"]["max_rel_l2_out"], "inf");
+  EXPECT_EQ(j["verify"]["max_rel_l2_state"], "inf");
+  EXPECT_EQ(j["verify"]["failures"].size(), 2u);
+}
+
+TEST(Replay, ATimelineDoesNotCountPreparation) {
+  ReplayOptions o = base();
+  o.timeline = true;
+  o.verify = 0;
+  o.input.limit = 1;
+  auto prepared = Replay::prepare(o);
+  ASSERT_TRUE(prepared.ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const auto before = std::chrono::steady_clock::now();
+  const std::atomic<bool> stop{false};
+  ASSERT_TRUE(prepared.value()->run(stop, {}).ok());
+  const double ran = std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count();
+  EXPECT_LE(prepared.value()->stats().wall_s, ran);
 }
 
 TEST(Replay, OptionsAreRefusedByName) {
