@@ -9,15 +9,15 @@ import tempfile
 import time
 import unittest
 
-KDA, DATA = sys.argv[1], pathlib.Path(sys.argv[2])
+KDA, DATA = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
 GOOD = "".join(
     '{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": %s}\n' % (t, n, m, list(range(-(-n // 512))))
     for t, n, m in [(0, 600, 5), (1, 1100, 0), (2, 1, 3), (3, 70, 1)])
 SMALL = ["--heads", "1", "--cache-mib", "16"]
 
 
-def run(*arguments, stdin=None):
-    return subprocess.run([KDA, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=300)
+def run(*arguments, stdin=None, cwd=None):
+    return subprocess.run([KDA, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=300, cwd=cwd)
 
 
 class Program(unittest.TestCase):
@@ -32,11 +32,13 @@ class Program(unittest.TestCase):
         return sorted(p.name for p in self.folder.iterdir())
 
     def refused(self, *arguments, message, stdin=None):
-        """Bad usage: exit code 2, a message on standard error, nothing on standard output, no file left."""
+        """Bad usage: exit code 2, one message on standard error, nothing on standard output, no file left."""
         before = self.names()
-        r = run(*arguments, stdin=stdin)
+        r = run(*arguments, stdin=stdin, cwd=self.folder)
         self.assertEqual(r.returncode, 2, (arguments, r.stdout, r.stderr))
         self.assertIn(message, r.stderr)
+        starts = [line for line in r.stderr.splitlines() if not line.startswith("  ")]  # the library lists candidates below
+        self.assertEqual(len(starts), 1, r.stderr)
         self.assertEqual(r.stdout, "")
         self.assertEqual(self.names(), before)
 
@@ -53,7 +55,24 @@ class Program(unittest.TestCase):
         self.refused("reply", message="reply")
         self.refused("replay", message="trace")
         self.refused("replay", self.trace, "--no-such-option", message="--no-such-option")
-        self.refused("replay", self.trace, "--spec", "many", message="--spec")
+        self.refused("replay", self.trace, "--spec", "many", message='kda replay: --spec: wanted an integer, got "many"')
+        self.refused("replay", self.trace, "--spec", "1.5", message='--spec: wanted an integer, got "1.5"')
+        self.refused("replay", self.trace, "--seed", "-1", message='--seed: wanted an integer >= 0, got "-1"')
+        self.refused("replay", self.trace, "--accept", "", message='--accept: wanted a number, got ""')
+        self.refused("replay", self.trace, "--speed", "3", message="--speed: wanted --pace trace beside it")
+        self.refused("replay", self.trace, "--model", "kimi-linear", "--cache-mib", "1",
+                     message="--cache-mib: wanted 0 (no cache) or at least 3")
+        self.refused("replay", self.trace, "--slots", 0, message="--slots: wanted an integer in 1..1073741824, got 0")
+        self.refused("replay", self.trace, "--preempt", "nan", message="--preempt: wanted a probability in [0, 1]")
+        self.refused("replay", "", message='trace: wanted a file name, got ""')
+        self.refused("info", "--io", "int8", message='--io: wanted one of bf16, fp16, fp32, got "int8"')
+        self.refused("info", "--io", "2", message='got "2"')
+        self.refused("info", "--threads", "-1", message='--threads: wanted an integer >= 0, got "-1"')
+        self.refused("check", "--backend", "zzz", "--quick", message='got "zzz"')
+        self.refused("check", "--filter", "nosuch", message='got every operator, "nosuch"')
+        self.refused("check", "--vectors", self.folder, message="--vectors: wanted a folder of vector files")
+        self.refused("check", "--vectors", self.folder / "none", message="none: cannot be listed")
+        self.refused("bench", "--rounds", "0", message='--rounds: wanted an integer >= 1, got "0"')
         self.refused("replay", self.trace, "--spec", "16", message="--spec: wanted an integer in 0..15, got 16")
         self.refused("replay", self.trace, "--model", "kimi", message="--model: wanted one of")
         self.refused("replay", self.trace, "--tp", "3", message="--tp: wanted ranks that divide 2 heads, got 3")
@@ -83,8 +102,45 @@ class Program(unittest.TestCase):
         self.refused("replay", "-", stdin="x,y\n1,2\n", message="<stdin>:1: line: wanted a Mooncake JSON object")
 
     def test_outputs_that_cannot_be_written(self):
-        self.refused("replay", self.trace, "--json", self.folder / "no" / "x.json", message="--json: wanted a file in")
-        self.refused("replay", self.trace, "--digests", self.folder, message="--digests: wanted a file")
+        replay = ["replay", self.trace, *SMALL, "--verify", 0]
+        self.refused(*replay, "--json", self.folder / "no" / "x.json", message="--json: wanted a file that can be written")
+        self.refused(*replay, "--digests", self.folder, message="--digests: wanted a file, got the directory")
+        self.refused(*replay, "--json", "", message='--json: wanted a file name, got ""')
+        self.refused(*replay, "--json", "out", "--digests", "./out", message="--digests: wanted another file than that of")
+        self.refused(*replay, "--json", self.trace, message="--json: wanted another file than the input")
+        self.assertEqual(self.trace.read_text(), GOOD)
+        self.refused("check", "--quick", "--json", "no/x.json", message="--json: wanted a file that can be written")
+        self.refused("bench", "metadata", "--json", self.trace, message="--json: wanted a file that does not exist")
+
+    def test_full_disks_leave_no_file(self):
+        r = run("replay", self.trace, *SMALL, "--verify", 0, "--json", "r.json", "--digests", "/dev/full", cwd=self.folder)
+        self.assertEqual(r.returncode, 2, r.stderr)
+        self.assertIn("--digests: wanted a file that can be written, got /dev/full: No space left on device", r.stderr)
+        self.assertIn("4 of 4 finished", r.stdout)
+        self.assertEqual(self.names(), ["trace.jsonl"])
+        with open("/dev/full", "w") as full:
+            r = subprocess.run([KDA, "replay", self.trace, *SMALL, "--verify", "0", "--json", self.folder / "r.json"],
+                               stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(r.returncode, 2)
+        self.assertIn("standard output: could not be written", r.stderr)
+        self.assertEqual(self.names(), ["r.json", "trace.jsonl"])  # the report itself could be
+
+    def test_a_reader_that_leaves_does_not_cost_the_report(self):
+        process = subprocess.Popen([KDA, "replay", self.trace, *SMALL, "--verify", "0", "--json", self.folder / "r.json"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.close()
+        process.stderr.read()
+        self.assertEqual(process.wait(timeout=300), 2)
+        process.stderr.close()
+        self.assertTrue(json.loads((self.folder / "r.json").read_text())["complete"])
+
+    def test_names_of_any_bytes(self):
+        odd = self.folder / b"tr\xff\xfece.jsonl".decode(errors="surrogateescape")
+        odd.write_text(GOOD)
+        r = subprocess.run([KDA, "replay", odd, *SMALL, "--verify", "0", "--json", self.folder / "r.json"],
+                           capture_output=True, timeout=300)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn("\ufffd", json.loads((self.folder / "r.json").read_text())["config"]["trace"])
 
     def test_a_run(self):
         out = {name: self.folder / name for name in ("r.json", "d.txt", "t.json")}
@@ -106,7 +162,7 @@ class Program(unittest.TestCase):
         r = run("replay", "-", *SMALL, "--skip-bad", "--verify", 0, "--digests", self.folder / "d.txt",
                 stdin=GOOD + "garbage\n" + GOOD)
         self.assertEqual(r.returncode, 0, r.stderr)
-        self.assertIn("skipped 1 bad lines, the first: <stdin>:5:", r.stderr)
+        self.assertIn("skipped 1 bad line, the first: <stdin>:5:", r.stderr)
         self.assertEqual(len((self.folder / "d.txt").read_text().splitlines()), 8)
 
     def test_shipped_data(self):

@@ -15,6 +15,8 @@
 #include "conformance/device.h"
 #include "conformance/vector_cases.h"
 #include "json_output.h"
+#include "problem.h"
+#include "values.h"
 #include "verb.h"
 
 namespace kda::tools {
@@ -58,8 +60,30 @@ std::vector<Case> chosen_cases(const Options& o, CheckResults& results) {
            (!ops.empty() && std::find(ops.begin(), ops.end(), kda_operator_name(c.op)) == ops.end());
   };
   all.erase(std::remove_if(all.begin(), all.end(), unwanted), all.end());
-  if (all.empty()) throw UsageError("no case was chosen");
+  if (all.empty()) {
+    if (o.operators.empty() && o.filter.empty())
+      throw UsageError("--vectors: wanted a folder of vector files, got " + o.vectors);
+    throw UsageError(
+        fmt::format("--operator, --filter, --quick: wanted what some case has, got {}, \"{}\"{}",
+                    o.operators.empty() ? "every operator" : fmt::format("{}", fmt::join(o.operators, ", ")),
+                    o.filter, o.quick ? ", --quick" : ""));
+  }
   return all;
+}
+
+// A name that an operator does not know is bad usage, not a case that fails.
+void check_backend(const Options& o, const std::vector<Case>& cases, const Context& context) {
+  ProblemOptions problem;
+  problem.attention.gate_family = KDA_GATE_SOFTPLUS;
+  problem.backend = o.backend;
+  for (const Operator& op : operators()) {
+    if (std::none_of(cases.begin(), cases.end(), [&](const Case& c) { return c.op == op.op; })) continue;
+    try {
+      const Plan plan = create_plan(context, op.op, problem);
+    } catch (const Error& e) {
+      if (e.status() != KDA_UNSUPPORTED) throw;  // it is known, and declines: the cases say why
+    }
+  }
 }
 
 CheckedCase run_case(const Case& c, const conformance::Setting& setting) {
@@ -115,9 +139,10 @@ int run(Options& o) {
     for (const Case& c : cases) fmt::print("{}\n", c.name);
     return kDone;
   }
-  o.json.open();
+  o.json.check();
   const Contexts contexts(o);
   const Context& context = contexts.first();
+  check_backend(o, cases, context);
   const conformance::Setting setting = contexts.setting(o.backend);
   results.backend = o.backend;
   results.isa = context.isa();
@@ -151,7 +176,7 @@ std::function<int()> add_check(CLI::App& app) {
   verb->add_option("--filter", o->filter, "Only cases whose name contains TEXT")->type_name("TEXT");
   verb->add_option("--vectors", o->vectors, "Instead of the tables: the safetensors files of DIR, made by others")
       ->type_name("DIR");
-  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(CLI::NonNegativeNumber);
+  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(at_least(0));
   verb->add_flag("--quick", o->quick, "About an eighth of the cases");
   verb->add_flag("--list", o->list, "Print the cases and run nothing");
   verb->add_flag("-v,--verbose", o->verbose, "Print every case, not only what failed");

@@ -10,6 +10,7 @@
 
 #include "json_output.h"
 #include "problem.h"
+#include "values.h"
 #include "verb.h"
 
 namespace kda::tools {
@@ -140,7 +141,7 @@ int run(Options& o) {
     return kDone;
   }
   o.problem.resolve();
-  o.json.open();
+  o.json.check();
   const Context context(static_cast<int32_t>(o.threads));
   return o.operator_name.empty() ? describe_machine(o, context) : describe_problem(o, context);
 }
@@ -153,7 +154,7 @@ std::function<int()> add_info(CLI::App& app) {
   auto o = std::make_shared<Options>();
   verb->add_flag("--isas", o->isas_only,
                  "Print the names of the CPU's instruction sets, best first, and nothing else");
-  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(CLI::NonNegativeNumber);
+  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(at_least(0));
   std::vector<std::string> names;
   for (const Operator& op : operators()) names.push_back(op.name);
   verb->add_option("--operator", o->operator_name, "Operator of the problem")->check(CLI::IsMember(names));

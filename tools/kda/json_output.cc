@@ -5,17 +5,13 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <stdexcept>
+#include <filesystem>
+#include <vector>
 
+#include "serve/file.h"
 #include "verb.h"
 
 namespace kda::tools {
-
-JsonOutput::~JsonOutput() {
-  if (file_ == nullptr) return;
-  std::fclose(file_);
-  std::remove(path_.c_str());
-}
 
 void JsonOutput::add_to(CLI::App& verb, bool keep) {
   keep_ = keep;
@@ -27,22 +23,27 @@ void JsonOutput::add_to(CLI::App& verb, bool keep) {
       ->default_str("-");
 }
 
-void JsonOutput::open() {
+void JsonOutput::check() const {
   if (!wanted() || to_stdout()) return;
-  file_ = std::fopen(path_.c_str(), keep_ ? "wx" : "w");
-  if (file_ == nullptr) throw UsageError(path_ + ": cannot be written: " + std::strerror(errno));
+  std::error_code none;
+  if (keep_ && std::filesystem::is_regular_file(path_, none)) {
+    throw UsageError("--json: wanted a file that does not exist, got " + path_);
+  }
+  const serve::Status status = serve::check_outputs(std::vector<serve::OutputFile>{{"--json", path_, ""}}, "");
+  if (!status.ok()) throw UsageError(status.message());
 }
 
-void JsonOutput::write(const Json& document) {
+void JsonOutput::write(const Json& document) const {
   if (!wanted()) return;
-  const std::string text = document.dump(2) + "\n";
-  std::FILE* const f = to_stdout() ? stdout : file_;
-  if (std::fwrite(text.data(), 1, text.size(), f) != text.size() || std::fflush(f) != 0) {
-    throw std::runtime_error((to_stdout() ? std::string("standard output") : path_) +
-                             ": cannot be written: " + std::strerror(errno));
+  // Names from the command line may hold any bytes.
+  const std::string text = document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  if (to_stdout()) {
+    if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
+    throw UsageError(std::string("standard output: could not be written: ") + std::strerror(errno));
   }
-  if (file_ != nullptr) std::fclose(file_);
-  file_ = nullptr;
+  check();
+  const serve::Status status = serve::write_outputs(std::vector<serve::OutputFile>{{"--json", path_, text}});
+  if (!status.ok()) throw UsageError(status.message());
 }
 
 Json build_json() { return {{"version", kda_version_string()}, {"source_hash", kda_source_hash()}}; }

@@ -1,5 +1,7 @@
 // kda: the program. Finds the verb, parses its options, runs it.
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <kda/kda.hpp>
 #include <new>
@@ -7,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "values.h"
 #include "verb.h"
 
 namespace {
@@ -29,6 +32,7 @@ int run(int argc, char** argv) {
   for (AddVerb add : kVerbs) {
     auto body = add(app);
     verbs.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(body));
+    kda::tools::check_numbers(*verbs.back().first);
     names += " " + verbs.back().first->get_name();
   }
   // CLI11 would only say that a verb is missing.
@@ -46,11 +50,19 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    // Help and version are successes; everything else is bad usage.
-    return app.exit(e) == 0 ? kda::tools::kDone : kda::tools::kUsage;
+    if (e.get_exit_code() == 0) return app.exit(e);  // help and version
+    const std::string name = is_verb(first) ? "kda " + first : "kda";
+    std::fprintf(stderr, "%s: %s; %s --help lists what there is\n", name.c_str(), e.what(), name.c_str());
+    return kda::tools::kUsage;
   }
   for (auto& [verb, body] : verbs) {
-    if (verb->parsed()) return body();
+    if (!verb->parsed()) continue;
+    const int code = body();
+    // A full disk or a closed pipe shows here at the latest; what was printed is then not all there.
+    errno = 0;
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    throw kda::tools::UsageError(std::string("standard output: could not be written") +
+                                 (errno != 0 ? std::string(": ") + std::strerror(errno) : ""));
   }
   return kda::tools::kUsage;
 }

@@ -3,18 +3,18 @@
 #include <map>
 #include <sstream>
 
+#include "values.h"
 #include "verb.h"
 
 namespace kda::tools {
 namespace {
 
 template <class T>
-using Names = std::map<std::string, T>;
-
-template <class T>
-CLI::Option* add_enum(CLI::App& verb, const std::string& name, T& value, const Names<T>& names,
+CLI::Option* add_enum(CLI::App& verb, const std::string& name, T& value, std::map<std::string, int> names,
                       const std::string& help) {
-  return verb.add_option(name, value, help)->transform(CLI::CheckedTransformer(names, CLI::ignore_case));
+  CLI::Option* const option = verb.add_option(name, value, help);
+  set_names(*option, std::move(names));
+  return option;
 }
 
 template <class Desc>
@@ -129,15 +129,12 @@ std::vector<std::string> lines(const char* text) {
 }  // namespace
 
 CLI::Option* add_dtype(CLI::App& verb, const std::string& name, kda_dtype& dtype, const std::string& help) {
-  return add_enum(verb, name, dtype, Names<kda_dtype>{{"fp32", KDA_FP32}, {"bf16", KDA_BF16}, {"fp16", KDA_FP16}},
-                  help);
+  return add_enum(verb, name, dtype, {{"fp32", KDA_FP32}, {"bf16", KDA_BF16}, {"fp16", KDA_FP16}}, help);
 }
 
 CLI::Option* add_gate_family(CLI::App& verb, kda_gate_family& family, const std::string& help) {
   return add_enum(verb, "--gate-family", family,
-                  Names<kda_gate_family>{
-                      {"softplus", KDA_GATE_SOFTPLUS}, {"bounded", KDA_GATE_BOUNDED}, {"plain", KDA_GATE_PLAIN}},
-                  help);
+                  {{"softplus", KDA_GATE_SOFTPLUS}, {"bounded", KDA_GATE_BOUNDED}, {"plain", KDA_GATE_PLAIN}}, help);
 }
 
 ProblemOptions::ProblemOptions() {
@@ -148,6 +145,7 @@ ProblemOptions::ProblemOptions() {
 
 void ProblemOptions::add_to(CLI::App& verb) {
   const std::string group = "Problem";
+  verb.option_defaults()->always_capture_default();
   std::vector<CLI::Option*> added = {
       verb.add_option("--backend", backend, "auto, portable, fused or reference; aliases of the operator"),
       verb.add_option("--heads", attention.num_heads, "H, query and key heads"),

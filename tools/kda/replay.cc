@@ -7,7 +7,8 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "serve/file.h"
 #include "serve/progress.h"
@@ -28,45 +29,73 @@ struct Arguments {
   serve::ReplayOptions options;
   std::string prefix_cache = "on", batch_invariant = "on";
   std::string json, digests, timeline;
+  std::vector<serve::OutputFile> outputs;  // those that were asked for
 };
 
-void add_run_options(CLI::App& app, Arguments& a) {
+// The options by group; 0 stands for "the usual" where the help says so.
+void add_trace_options(CLI::App& app, Arguments& a) {
   serve::ReplayOptions& o = a.options;
-  app.add_option("trace", o.trace, "Trace file, - for standard input")->required();
-  app.add_option("--format", o.input.format, "auto, mooncake, azure or burstgpt");
-  app.add_option("--limit", o.input.limit, "Read only the first N requests");
-  app.add_flag("--skip-bad", o.input.skip_bad, "Count bad lines instead of stopping at the first");
-  app.add_option("--model", o.model.name, "tiny, kimi-linear, kimi-k3 or glm-5.3-flash");
-  app.add_option("--heads", o.model.heads, "Heads instead of the model's");
-  app.add_option("--layers", o.model.layers, "KDA layers (default 1)");
-  app.add_option("--tp", o.model.tp, "Run one rank's share of so many ranks");
-  app.add_option("--io", o.model.io, "Dtype of activations: fp32, bf16 or fp16 (default: the model's)");
-  app.add_option("--pool", o.model.pool, "Dtype of recurrent states: fp32, bf16 or fp16 (default fp32)");
-  app.add_option("--max-batch-tokens", o.max_batch_tokens, "Token budget of a step");
-  app.add_option("--max-requests", o.max_requests, "Requests that run at once");
-  app.add_option("--slots", o.slots, "Requests that the state pool holds");
-  app.add_option("--threads", o.threads, "Threads (default: all cores)");
-  app.add_option("--prefix-cache", a.prefix_cache, "on or off");
-  app.add_option("--cache-mib", o.cache_mib, "Memory for prefix snapshots");
-  app.add_option("--spec", o.spec, "Drafts per step");
-  app.add_option("--spec-mode", o.spec_mode, "columns (a state per draft) or records (recover with fold)");
-  app.add_option("--accept", o.accept, "Probability that a draft is kept");
-  app.add_option("--preempt", o.preempt, "Probability per running request and step of being swapped out");
-  app.add_option("--batch-invariant", a.batch_invariant, "on or off");
-  app.add_option("--pace", o.pace, "max (as fast as possible) or trace (keep arrival times)");
-  app.add_option("--speed", o.speed, "Time factor of --pace trace");
-  app.add_option("--device", o.device, "cpu or cuda");
-  app.add_option("--prefill-backend", o.prefill_backend, "Of prefill: auto, portable, fused or reference");
-  app.add_option("--backend", o.backend, "Of every operator: auto, portable, fused or reference");
+  app.add_option("trace", o.trace, "Trace file (Mooncake JSON lines, Azure or BurstGPT CSV), - for standard input")
+      ->required();
+  for (CLI::Option* option : {
+           app.add_option("--format", o.input.format, "auto, mooncake, azure or burstgpt"),
+           app.add_option("--limit", o.input.limit, "Read only the first N valid lines; 0: all"),
+           app.add_flag("--skip-bad", o.input.skip_bad, "Count bad lines instead of stopping at the first"),
+           app.add_option("--pace", o.pace, "max (as fast as possible) or trace (keep arrival times)"),
+           app.add_option("--speed", o.speed, "With --pace trace: arrival times are divided by it"),
+       }) {
+    option->group("Traffic");
+  }
+}
+
+void add_model_options(CLI::App& app, Arguments& a) {
+  serve::ReplayOptions& o = a.options;
+  for (CLI::Option* option : {
+           app.add_option("--model", o.model.name, "tiny, kimi-linear, kimi-k3 or glm-5.3-flash"),
+           app.add_option("--heads", o.model.heads, "Heads; 0: the model's"),
+           app.add_option("--layers", o.model.layers, "KDA layers; 0: one"),
+           app.add_option("--tp", o.model.tp, "Run the first rank's share of so many ranks"),
+           app.add_option("--io", o.model.io, "Dtype of activations: fp32, bf16 or fp16 (default: the model's)"),
+           app.add_option("--pool", o.model.pool, "Dtype of recurrent states: fp32, bf16 or fp16 (default: fp32)"),
+           app.add_option("--seed", o.seed, "Seed of tables, weights and every choice"),
+       }) {
+    option->group("Model");
+  }
+}
+
+void add_engine_options(CLI::App& app, Arguments& a) {
+  serve::ReplayOptions& o = a.options;
+  for (CLI::Option* option : {
+           app.add_option("--max-batch-tokens", o.max_batch_tokens, "Token budget of a step, at least 64"),
+           app.add_option("--max-requests", o.max_requests, "Requests that run at once"),
+           app.add_option("--slots", o.slots, "Requests that the state pool holds at once"),
+           app.add_option("--prefix-cache", a.prefix_cache, "on or off"),
+           app.add_option("--cache-mib", o.cache_mib, "Memory for prefix snapshots"),
+           app.add_option("--spec", o.spec, "Drafts per step, at most 15"),
+           app.add_option("--spec-mode", o.spec_mode, "columns (a state per draft) or records (recover with fold)"),
+           app.add_option("--accept", o.accept, "Probability that a draft is kept"),
+           app.add_option("--preempt", o.preempt, "Probability per running request and step of being swapped out"),
+           app.add_option("--batch-invariant", a.batch_invariant, "on or off: the same bits whatever the batch"),
+           app.add_option("--device", o.device, "cpu or cuda"),
+           app.add_option("--threads", o.threads, "Threads; 0: all cores"),
+           app.add_option("--backend", o.backend, "Of every operator: auto, portable, fused or reference"),
+           app.add_option("--prefill-backend", o.prefill_backend, "Of prefill: auto, portable, fused or reference"),
+       }) {
+    option->group("Engine");
+  }
 }
 
 void add_result_options(CLI::App& app, Arguments& a) {
-  serve::ReplayOptions& o = a.options;
-  app.add_option("--verify", o.verify, "Requests to recompute by the fp64 oracle");
-  app.add_option("--seed", o.seed, "Seed of tables, weights and choices");
-  app.add_option("--json", a.json, "Write the report");
-  app.add_option("--digests", a.digests, "Write a line per request: index, lengths, 128-bit hash of its results");
-  app.add_option("--timeline", a.timeline, "Write a Chrome trace of steps and operators");
+  for (CLI::Option* option : {
+           app.add_option("--verify", a.options.verify, "Requests to recompute by the fp64 oracle; 0: none"),
+           app.add_option("--json", a.json, "Write the report")->type_name("FILE"),
+           app.add_option("--digests", a.digests,
+                          "Write a line per request: index, lengths, 128-bit hash of its results")
+               ->type_name("FILE"),
+           app.add_option("--timeline", a.timeline, "Write a Chrome trace of steps and operators")->type_name("FILE"),
+       }) {
+    option->group("Results");
+  }
 }
 
 int complain(const serve::Status& status, int code) {
@@ -75,7 +104,7 @@ int complain(const serve::Status& status, int code) {
 }
 
 // Both switches, and the files that will be written.
-serve::Status check(Arguments& a) {
+serve::Status check(const CLI::App& verb, Arguments& a) {
   struct Switch {
     const char* option;
     const std::string& text;
@@ -88,31 +117,45 @@ serve::Status check(Arguments& a) {
     }
     s.value = s.text == "on";
   }
-  a.options.digests = !a.digests.empty();
-  a.options.timeline = !a.timeline.empty();
-  if (!a.json.empty()) KDA_SERVE_TRY(serve::check_writable(a.json, "--json"));
-  if (!a.digests.empty()) KDA_SERVE_TRY(serve::check_writable(a.digests, "--digests"));
-  if (!a.timeline.empty()) KDA_SERVE_TRY(serve::check_writable(a.timeline, "--timeline"));
-  return {};
+  if (verb.count("--speed") != 0 && a.options.pace != "trace") {
+    return serve::invalid_argument("--speed: wanted --pace trace beside it, got --pace {}", a.options.pace);
+  }
+  for (const auto& [option, path] : {std::pair<const char*, const std::string&>{"--json", a.json},
+                                     {"--digests", a.digests},
+                                     {"--timeline", a.timeline}}) {
+    if (verb.count(option) != 0) a.outputs.push_back({option, path, ""});
+  }
+  a.options.digests = verb.count("--digests") != 0;
+  a.options.timeline = verb.count("--timeline") != 0;
+  return serve::check_outputs(a.outputs, a.options.trace == "-" ? "" : a.options.trace);
 }
 
-serve::Status write_results(const serve::Replay& replay, const Arguments& a) {
-  if (!a.json.empty()) KDA_SERVE_TRY(serve::write_file(a.json, replay.report().dump(2) + "\n"));
-  if (!a.digests.empty()) KDA_SERVE_TRY(serve::write_file(a.digests, replay.digests_text()));
-  if (!a.timeline.empty()) KDA_SERVE_TRY(serve::write_file(a.timeline, replay.timeline_text()));
-  return {};
+// The table to standard output and the files. Nothing may end the program between a file's first byte and its name.
+serve::Status write_results(const serve::Replay& replay, Arguments& a) {
+  std::signal(SIGINT, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  std::fputs(replay.table().c_str(), stdout);
+  std::fflush(stdout);  // main() sees whether that worked
+  for (serve::OutputFile& file : a.outputs) {
+    const std::string option = file.option;
+    if (option == "--json") file.text = replay.report_text();
+    if (option == "--digests") file.text = replay.digests_text();
+    if (option == "--timeline") file.text = replay.timeline_text();
+  }
+  return serve::write_outputs(a.outputs);
 }
 
-int replay(Arguments& a) {
-  std::signal(SIGINT, on_interrupt);
-  serve::Status status = check(a);
+int replay(const CLI::App& verb, Arguments& a) {
+  serve::Status status = check(verb, a);
   if (!status.ok()) return complain(status, kUsage);
   auto prepared = serve::Replay::prepare(a.options);
   if (!prepared.ok()) return complain(prepared.status(), kUsage);
+  std::signal(SIGINT, on_interrupt);  // until here there is nothing to report
   serve::Replay& r = *prepared.value();
   if (r.trace().skipped > 0) {
-    std::fprintf(stderr, "kda replay: skipped %lld bad lines, the first: %s\n",
-                 static_cast<long long>(r.trace().skipped), r.trace().first_skipped.c_str());
+    std::fprintf(stderr, "kda replay: skipped %lld bad line%s, the first: %s\n",
+                 static_cast<long long>(r.trace().skipped), r.trace().skipped == 1 ? "" : "s",
+                 r.trace().first_skipped.c_str());
   }
   serve::Progress progress(stderr, isatty(STDERR_FILENO) != 0);
   status = r.run(g_stop, [&](const serve::Engine& engine) { progress.update(engine); });
@@ -122,10 +165,8 @@ int replay(Arguments& a) {
     status = r.verify_results(g_stop);
     if (!status.ok() && !g_stop.load()) return complain(status, kFailed);
   }
-  std::fputs(r.table().c_str(), stdout);
-  std::fflush(stdout);
   status = write_results(r, a);
-  if (!status.ok()) return complain(status, kFailed);
+  if (!status.ok()) return complain(status, kUsage);
   if (g_stop.load()) return kInterrupted;
   if (!r.stats().first_failure.empty()) std::fprintf(stderr, "kda replay: %s\n", r.stats().first_failure.c_str());
   return r.ok() ? kDone : kFailed;
@@ -136,10 +177,13 @@ int replay(Arguments& a) {
 std::function<int()> add_replay(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* verb = app.add_subcommand("replay", "Replay a serving trace through KDA layers; report speed and error");
-  add_run_options(*verb, *arguments);
+  verb->option_defaults()->always_capture_default();
+  add_trace_options(*verb, *arguments);
+  add_model_options(*verb, *arguments);
+  add_engine_options(*verb, *arguments);
   add_result_options(*verb, *arguments);
   verb->get_formatter()->column_width(34);
-  return [arguments] { return replay(*arguments); };
+  return [verb, arguments] { return replay(*verb, *arguments); };
 }
 
 }  // namespace kda::tools

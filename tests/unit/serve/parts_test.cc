@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -181,24 +182,76 @@ TEST(Timeline, IsAChromeTrace) {
   EXPECT_NE(json.find(R"("name":"prefill","ts":500000.000,"dur":250000.000)"), std::string::npos);
 }
 
-TEST(Files, AreReplacedWholeOrNotAtAll) {
-  namespace fs = std::filesystem;
-  const fs::path dir = fs::path(testing::TempDir()) / fmt::format("kda_files_{}", ::getpid());
-  fs::create_directories(dir);
-  const std::string path = (dir / "out.json").string();
-  ASSERT_TRUE(write_file(path, "old").ok());
-  ASSERT_TRUE(write_file(path, "new text").ok());
-  std::ifstream in(path);
-  std::string text;
-  std::getline(in, text);
-  EXPECT_EQ(text, "new text");
-  EXPECT_FALSE(write_file((dir / "missing" / "x").string(), "y").ok());
-  EXPECT_FALSE(check_writable((dir / "missing" / "x").string(), "--json").ok());
-  EXPECT_FALSE(check_writable(dir.string(), "--json").ok());
-  EXPECT_TRUE(check_writable(path, "--json").ok());
-  // Nothing else lies in the directory.
-  EXPECT_EQ(std::distance(fs::directory_iterator(dir), fs::directory_iterator()), 1);
-  fs::remove_all(dir);
+// An empty directory of the test's own, removed at its end.
+class Files : public testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::create_directories(dir_); }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+  std::string path(const char* name) const { return (dir_ / name).string(); }
+  std::string text(const char* name) const {
+    std::ifstream in(path(name));
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> list;
+    for (const auto& entry : std::filesystem::directory_iterator(dir_)) list.push_back(entry.path().filename());
+    std::sort(list.begin(), list.end());
+    return list;
+  }
+  static void expect_refused(const std::vector<OutputFile>& files, const std::string& message,
+                             const std::string& input = "") {
+    const Status status = check_outputs(files, input);
+    EXPECT_EQ(status.code(), KDA_INVALID_ARGUMENT);
+    EXPECT_NE(status.message().find(message), std::string::npos) << status.message();
+  }
+
+  const std::filesystem::path dir_ = std::filesystem::path(testing::TempDir()) / fmt::format("kda_{}", ::getpid());
+};
+
+TEST_F(Files, AreReplacedWhole) {
+  const std::vector<OutputFile> files = {{"--json", path("a"), "new"}, {"--digests", path("b"), "other"}};
+  ASSERT_TRUE(write_outputs(std::vector<OutputFile>{{"--json", path("a"), "old and longer"}}).ok());
+  ASSERT_TRUE(check_outputs(files, path("trace")).ok());
+  EXPECT_EQ(names(), std::vector<std::string>{"a"});  // checking leaves nothing
+  ASSERT_TRUE(write_outputs(files).ok());
+  EXPECT_EQ(text("a"), "new");
+  EXPECT_EQ(text("b"), "other");
+  EXPECT_EQ(names(), (std::vector<std::string>{"a", "b"}));
+}
+
+TEST_F(Files, AllOfThemOrNone) {
+  ASSERT_TRUE(write_outputs(std::vector<OutputFile>{{"--json", path("a"), "old"}}).ok());
+  for (const std::string& bad : {path("missing/x"), std::string("/dev/full")}) {
+    const std::vector<OutputFile> files = {
+        {"--json", path("a"), "new"}, {"--digests", bad, "x"}, {"--timeline", path("c"), "y"}};
+    const Status status = write_outputs(files);
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.message().find("--digests: wanted a file that can be written, got " + bad), std::string::npos)
+        << status.message();
+    EXPECT_EQ(text("a"), "old");
+    EXPECT_EQ(names(), std::vector<std::string>{"a"});
+  }
+}
+
+TEST_F(Files, AreRefusedBeforeTheWork) {
+  expect_refused({{"--json", "", ""}}, "--json: wanted a file name, got \"\"");
+  expect_refused({{"--json", dir_.string(), ""}}, "--json: wanted a file, got the directory");
+  expect_refused({{"--json", path("missing/x"), ""}}, "--json: wanted a file that can be written");
+  expect_refused({{"--json", path("a"), ""}, {"--digests", path("../") + dir_.filename().string() + "/a", ""}},
+                 "--digests: wanted another file than that of --json");
+  ASSERT_TRUE(write_outputs(std::vector<OutputFile>{{"--json", path("a"), "trace"}}).ok());
+  expect_refused({{"--json", path("a"), ""}}, "--json: wanted another file than the input", path("a"));
+  EXPECT_EQ(text("a"), "trace");
+  const std::vector<OutputFile> nowhere = {{"--json", "/dev/null", ""}, {"--digests", "/dev/null", ""}};
+  EXPECT_TRUE(check_outputs(nowhere, "/dev/null").ok());
+}
+
+TEST_F(Files, LinksKeepPointingToTheirFile) {
+  ASSERT_TRUE(write_outputs(std::vector<OutputFile>{{"--json", path("a"), "old"}}).ok());
+  std::filesystem::create_symlink("a", path("link"));
+  ASSERT_TRUE(write_outputs(std::vector<OutputFile>{{"--json", path("link"), "new"}}).ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(path("link")));
+  EXPECT_EQ(text("a"), "new");
 }
 
 }  // namespace
