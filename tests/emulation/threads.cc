@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cuda_runtime_api.h"
+#include "races.h"
 
 namespace emulation {
 namespace {
@@ -27,13 +29,17 @@ constexpr size_t kStackBytes = 128 << 10;
 struct Barrier {
   uint32_t generation = 0;
   int count = 0;
+  Clock arriving, released;
 };
 
 struct MemoryBarrier {
   uint32_t phase = 0;
   int arrivals = 0, pending = 0, bytes = 0;
+  Clock arriving, released;
   void settle() {
-    if (pending == 0 && bytes == 0) ++phase, pending = arrivals;
+    if (pending != 0 || bytes != 0) return;
+    ++phase, pending = arrivals;
+    released = arriving;
   }
 };
 
@@ -43,19 +49,23 @@ struct Fiber {
   const uint32_t* waits_for = nullptr;  // to differ from `seen`
   uint32_t seen = 0;
   bool is_done = false;
+  Clock clock;
+  std::deque<std::vector<uint32_t>> reads{1};  // 2-byte reads of products in flight, by group; the last is open
 };
 
 struct Cta {
   uint32_t rank = 0;
   unsigned char* memory = nullptr;
   std::vector<Fiber> fibers;
-  std::vector<Barrier> warps;
+  std::vector<Barrier> warps, meetings;
   std::vector<uint64_t> words;  // [warp][lane][8]
   std::map<uint32_t, Barrier> named;
   Barrier block;
   ucontext_t scheduler;
   int current = 0;
   bool is_done = false;
+  AccessLog log{kSharedBytes};
+  uint32_t copies = 0;  // the copier's epoch
 };
 
 // What the CTAs of the cluster share; touched by the one that runs.
@@ -71,23 +81,63 @@ struct Cluster {
 };
 Cluster* cluster = nullptr;
 thread_local Cta* cta = nullptr;
+uint64_t races = 0;
+
+Fiber& running() { return cta->fibers[cta->current]; }
+int warps_per_cta() { return static_cast<int>(cta->warps.size()); }
+int actor() { return static_cast<int>(cta->rank) * warps_per_cta() + cta->current / 32; }
+int copier(uint32_t rank) { return kActors - 1 - static_cast<int>(rank); }
+
+void report_race(uint32_t address, Access access, int who) {
+  if (++races <= 8)
+    std::fprintf(stderr, "emulation: unordered %s of shared address %#x by warp %d of the cluster\n",
+                 access == Access::kRead ? "read" : "write", address, who);
+}
+
+void log_access(uint32_t address, uint32_t bytes, Access access, const Accessor& who) {
+  AccessLog& log = cluster->ctas[address >> 24]->log;
+  const uint32_t first = ((address & 0xffffff) - kSharedBase) / 2;
+  bool is_race = false;
+  for (uint32_t word = first; word < first + (bytes + 1) / 2; ++word) {
+    const bool one = access == Access::kRead ? log.read(word, who) : log.write(word, who);
+    is_race = is_race || one;
+  }
+  if (is_race) report_race(address, access, who.actor);
+}
+
+unsigned char* checked_pointer(uint32_t address, uint32_t bytes) {
+  const uint32_t rank = address >> 24, offset = (address & 0xffffff) - kSharedBase;
+  if (rank >= cluster->ctas.size() || offset > kSharedBytes - bytes) fail("no such shared address", address);
+  if (offset % bytes != 0) fail("misaligned shared address", address);
+  return cluster->ctas[rank]->memory + offset;
+}
 
 void wait_for_change(const uint32_t& word) {
-  Fiber& fiber = cta->fibers[cta->current];
+  Fiber& fiber = running();
   fiber.waits_for = &word;
   fiber.seen = word;
   swapcontext(&fiber.context, &cta->scheduler);
 }
 
+// What every thread did before the barrier, every thread knows after it; its warp's epoch is over.
 void arrive_and_wait(Barrier& barrier, int threads) {
-  if (++barrier.count < threads) return wait_for_change(barrier.generation);
-  barrier.count = 0;
-  ++barrier.generation;
+  Fiber& fiber = running();
+  Clock mine = fiber.clock;
+  ++mine.over[actor()];
+  barrier.arriving.learn(mine);
+  if (++barrier.count < threads) {
+    wait_for_change(barrier.generation);
+  } else {
+    barrier.count = 0;
+    barrier.released = barrier.arriving;
+    ++barrier.generation;
+  }
+  fiber.clock.learn(barrier.released);
 }
 
 void fiber_main() {
   cluster->kernel();
-  Fiber& fiber = cta->fibers[cta->current];
+  Fiber& fiber = running();
   fiber.is_done = true;
   swapcontext(&fiber.context, &cta->scheduler);
 }
@@ -156,6 +206,7 @@ void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, con
     one.fibers = std::vector<Fiber>(static_cast<size_t>(threads));
     for (Fiber& fiber : one.fibers) make_fiber(fiber);
     one.warps.resize(static_cast<size_t>(threads) / 32);
+    one.meetings.resize(one.warps.size());
     one.words.resize(static_cast<size_t>(threads) * 8);
   }
   cluster = &all;
@@ -168,6 +219,12 @@ void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, con
 
 int lane() { return cta->current % 32; }
 uint64_t* lane_words(int lane) { return &cta->words[(cta->current / 32 * 32 + lane) * 8]; }
+void warp_meeting() {
+  Barrier& barrier = cta->meetings[cta->current / 32];
+  if (++barrier.count < 32) return wait_for_change(barrier.generation);
+  barrier.count = 0;
+  ++barrier.generation;
+}
 void warp_barrier() { arrive_and_wait(cta->warps[cta->current / 32], 32); }
 void block_barrier() { arrive_and_wait(cta->block, static_cast<int>(cta->fibers.size())); }
 void named_barrier(uint32_t id, int threads) { arrive_and_wait(cta->named[id], threads); }
@@ -180,22 +237,53 @@ uint32_t shared_address(const void* p) {
   const auto offset = static_cast<const unsigned char*>(p) - cta->memory;
   return static_cast<uint32_t>(offset) + kSharedBase + (cta->rank << 24);
 }
-unsigned char* shared_pointer(uint32_t address, uint32_t bytes) {
-  const uint32_t rank = address >> 24, offset = (address & 0xffffff) - kSharedBase;
-  if (rank >= cluster->ctas.size() || offset > kSharedBytes - bytes) fail("no such shared address", address);
-  if (offset % bytes != 0) fail("misaligned shared address", address);
-  return cluster->ctas[rank]->memory + offset;
+unsigned char* shared_pointer(uint32_t address, uint32_t bytes, Access access) {
+  unsigned char* p = checked_pointer(address, bytes);
+  log_access(address, bytes, access, {actor(), lane(), running().clock});
+  return p;
+}
+uint64_t race_count() { return races; }
+
+unsigned char* deferred_pointer(uint32_t address, uint32_t bytes) {
+  for (uint32_t at = 0; at < bytes; at += 2) running().reads.back().push_back(address + at);
+  return checked_pointer(address, bytes);
+}
+void commit_reads() { running().reads.emplace_back(); }
+void finish_reads(int pending_groups) {
+  Fiber& fiber = running();
+  while (static_cast<int>(fiber.reads.size()) > pending_groups + 1) {
+    for (const uint32_t address : fiber.reads.front())
+      log_access(address, 2, Access::kRead, {actor(), lane(), fiber.clock});
+    fiber.reads.pop_front();
+  }
+}
+
+void bulk_copy(uint32_t target, uint32_t source, uint32_t bytes, uint32_t barrier) {
+  const int who = copier(cta->rank);
+  Clock clock = running().clock;
+  clock.over[who] = ++cta->copies;
+  for (uint32_t at = 0; at < bytes; at += 16) {
+    std::memcpy(checked_pointer(target + at, 16), checked_pointer(source + at, 16), 16);
+    log_access(source + at, 16, Access::kRead, {who, 0, clock});
+    log_access(target + at, 16, Access::kWrite, {who, 0, clock});
+  }
+  ++clock.over[who];
+  MemoryBarrier& arrival = cluster->memory_barriers.at(barrier);
+  arrival.arriving.learn(clock);
+  arrival.bytes -= static_cast<int>(bytes);
+  arrival.settle();
 }
 
 void mbarrier_init(uint32_t address, int arrivals) {
-  cluster->memory_barriers[address] = MemoryBarrier{0, arrivals, arrivals, 0};
+  cluster->memory_barriers[address] = MemoryBarrier{0, arrivals, arrivals, 0, {}, {}};
 }
 void mbarrier_arrive(uint32_t address) {
   MemoryBarrier& barrier = cluster->memory_barriers.at(address);
   if (--barrier.pending < 0) fail("too many arrivals at", address);
+  barrier.arriving.learn(running().clock);
   barrier.settle();
 }
-void mbarrier_add_bytes(uint32_t address, int bytes) {
+void mbarrier_expect_bytes(uint32_t address, int bytes) {
   MemoryBarrier& barrier = cluster->memory_barriers.at(address);
   barrier.bytes += bytes;
   barrier.settle();
@@ -203,6 +291,7 @@ void mbarrier_add_bytes(uint32_t address, int bytes) {
 void mbarrier_wait(uint32_t address, uint32_t parity) {
   MemoryBarrier& barrier = cluster->memory_barriers.at(address);
   while ((barrier.phase & 1) == parity) wait_for_change(barrier.phase);
+  running().clock.learn(barrier.released);
 }
 
 }  // namespace emulation

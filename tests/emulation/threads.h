@@ -20,19 +20,30 @@ void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, con
                  const std::function<unsigned char*()>& memory);
 
 int lane();
-uint64_t* lane_words(int lane);  // 8 words of each lane of this warp, for exchanges between two warp barriers
-void warp_barrier();
+uint64_t* lane_words(int lane);  // 8 words of each lane of this warp, for exchanges between two meetings
+void warp_meeting();             // such a barrier: it orders no access to memory, as no shuffle or product does
+void warp_barrier();             // __syncwarp
 void block_barrier();
 void named_barrier(uint32_t id, int threads);
 void cluster_barrier();
 
 uint32_t cta_rank();
 uint32_t shared_address(const void* p);
-unsigned char* shared_pointer(uint32_t address, uint32_t bytes);
+// Memory for an access of this thread, which is checked against the accesses before it.
+enum class Access { kRead, kWrite };
+unsigned char* shared_pointer(uint32_t address, uint32_t bytes, Access access);
+// The same for a read that goes on until finish_reads: those of a committed group count when the group is waited for.
+unsigned char* deferred_pointer(uint32_t address, uint32_t bytes);
+void commit_reads();
+void finish_reads(int pending_groups);
+// A copy on its own: ordered after what this thread knows, and before what waits for `barrier`.
+void bulk_copy(uint32_t target, uint32_t source, uint32_t bytes, uint32_t barrier);
+// Pairs of unordered accesses to shared memory seen since the process began.
+uint64_t race_count();
 
 void mbarrier_init(uint32_t address, int arrivals);
 void mbarrier_arrive(uint32_t address);
-void mbarrier_add_bytes(uint32_t address, int bytes);  // announced: > 0, delivered: < 0
+void mbarrier_expect_bytes(uint32_t address, int bytes);
 void mbarrier_wait(uint32_t address, uint32_t parity);
 
 }  // namespace emulation

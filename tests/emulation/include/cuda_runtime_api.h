@@ -72,9 +72,9 @@ struct LaneValues {
     uint64_t word = 0;
     std::memcpy(&word, &mine, sizeof(T));
     emulation::lane_words(emulation::lane())[0] = word;
-    emulation::warp_barrier();
+    emulation::warp_meeting();
     for (int i = 0; i < 32; ++i) std::memcpy(&x[i], emulation::lane_words(i), sizeof(T));
-    emulation::warp_barrier();
+    emulation::warp_meeting();
   }
 };
 

@@ -1,5 +1,6 @@
 // The wrappers of src/cuda/ptx, one instruction each, computed on the host. Products are exact up to fp32 sums in an
-// order of their own; asynchronous copies and products happen where they are issued.
+// order of their own; asynchronous copies and products happen where they
+// are issued, but a product's reads count until it is waited for.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,12 +22,12 @@ inline uint32_t to_bf16(float x) {
 template <class T>
 T load_shared(uint32_t address) {
   T x;
-  std::memcpy(&x, emulation::shared_pointer(address, sizeof(T)), sizeof(T));
+  std::memcpy(&x, emulation::shared_pointer(address, sizeof(T), emulation::Access::kRead), sizeof(T));
   return x;
 }
 template <class T>
 void store_shared(uint32_t address, T x) {
-  std::memcpy(emulation::shared_pointer(address, sizeof(T)), &x, sizeof(T));
+  std::memcpy(emulation::shared_pointer(address, sizeof(T), emulation::Access::kWrite), &x, sizeof(T));
 }
 
 // cluster.h
@@ -50,7 +51,7 @@ inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(uint32_t barrier) { emulation::mbarrier_arrive(barrier); }
 inline void mbarrier_arrive_cluster(uint32_t barrier) { emulation::mbarrier_arrive(barrier); }
 inline void mbarrier_arrive_expect_cluster(uint32_t barrier, uint32_t bytes) {
-  emulation::mbarrier_add_bytes(barrier, static_cast<int>(bytes));
+  emulation::mbarrier_expect_bytes(barrier, static_cast<int>(bytes));
   emulation::mbarrier_arrive(barrier);
 }
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) { emulation::mbarrier_wait(barrier, parity); }
@@ -58,8 +59,7 @@ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) { emulation::mbarri
 // copy.h
 inline void fence_async_proxy() {}
 inline void bulk_copy_to_cluster(uint32_t target, uint32_t source, uint32_t bytes, uint32_t barrier) {
-  for (uint32_t at = 0; at < bytes; at += 16) store_shared(target + at, load_shared<uint4>(source + at));
-  emulation::mbarrier_add_bytes(barrier, -static_cast<int>(bytes));
+  emulation::bulk_copy(target, source, bytes, barrier);
 }
 inline void copy_async_16(uint32_t target, const void* source, uint32_t bytes) {
   uint4 x{};
@@ -88,7 +88,7 @@ inline void load_matrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
     const uint32_t low = load_shared<uint16_t>(rows.x[8 * j + 2 * c] + 2 * g);
     r[j] = low | static_cast<uint32_t>(load_shared<uint16_t>(rows.x[8 * j + 2 * c + 1] + 2 * g)) << 16;
   }
-  emulation::warp_barrier();
+  emulation::warp_meeting();
 }
 inline void store_matrix_x4_trans(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   const LaneValues<uint32_t> rows(address);
@@ -98,7 +98,7 @@ inline void store_matrix_x4_trans(uint32_t address, uint32_t a, uint32_t b, uint
     store_shared(rows.x[8 * j + row] + 2 * column, static_cast<uint16_t>(x[j]));
     store_shared(rows.x[8 * j + row + 1] + 2 * column, static_cast<uint16_t>(x[j] >> 16));
   }
-  emulation::warp_barrier();
+  emulation::warp_meeting();
 }
 
 // math.h
@@ -132,9 +132,9 @@ class WarpOperands {
   explicit WarpOperands(std::initializer_list<uint32_t> mine) {
     int i = 0;
     for (const uint32_t x : mine) emulation::lane_words(emulation::lane())[i++] = x;
-    emulation::warp_barrier();
+    emulation::warp_meeting();
   }
-  ~WarpOperands() { emulation::warp_barrier(); }
+  ~WarpOperands() { emulation::warp_meeting(); }
   WarpOperands(const WarpOperands&) = delete;
   WarpOperands& operator=(const WarpOperands&) = delete;
   uint32_t get(int lane, int i) const { return static_cast<uint32_t>(emulation::lane_words(lane)[i]); }
@@ -179,9 +179,11 @@ uint64_t matrix_descriptor(uint32_t address16) {
   return address16 + ((kLeading >> 4) << 16) | high << 32;
 }
 inline void wgmma_fence() {}
-inline void wgmma_commit() {}
+inline void wgmma_commit() { emulation::commit_reads(); }
 template <int kPending>
-void wgmma_wait() {}
+void wgmma_wait() {
+  emulation::finish_reads(kPending);
+}
 template <int kSize>
 void pin_registers(float (&)[kSize]) {}
 template <int kFirst, int kCount, int kSize>
@@ -191,7 +193,10 @@ void pin_part(float (&)[kSize]) {}
 inline float wgmma_element(uint64_t descriptor, uint32_t at) {
   const uint32_t address = (static_cast<uint32_t>(descriptor) & 0x3fffu) * 16 + at;
   const uint32_t mask = descriptor >> 62 == static_cast<uint64_t>(Swizzle::k128) ? 0x70u : 0x30u;
-  return from_f16(load_shared<uint16_t>((address ^ (address >> 3 & mask)) | emulation::cta_rank() << 24));
+  const uint32_t physical = (address ^ (address >> 3 & mask)) | emulation::cta_rank() << 24;
+  uint16_t bits;
+  std::memcpy(&bits, emulation::deferred_pointer(physical, 2), 2);
+  return from_f16(bits);
 }
 template <class Element>
 void wgmma_rows(float* d, int columns, const WarpOperands& a, bool accumulate, const Element& element) {
