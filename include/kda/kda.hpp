@@ -7,6 +7,7 @@
 
 #include <kda/kda.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
@@ -73,9 +74,26 @@ inline kda_decode_step_desc make() {
   return d;
 }
 
+template <>
+inline kda_metadata_desc make() {
+  kda_metadata_desc d;
+  kda_metadata_desc_init(&d);
+  return d;
+}
+template <>
+inline kda_state_pool_desc make() {
+  kda_state_pool_desc d;
+  kda_state_pool_desc_init(&d);
+  return d;
+}
+
 // A dense row-major view of `data`; strides in elements.
 inline kda_tensor tensor(const void* data, kda_dtype dtype, std::initializer_list<int64_t> shape,
                          kda_device device = {KDA_CPU, 0}) {
+  if (shape.size() > KDA_MAX_RANK) {
+    throw Error(KDA_INVALID_ARGUMENT, "shape: wanted at most " + std::to_string(KDA_MAX_RANK) + " dimensions, got " +
+                                          std::to_string(shape.size()));
+  }
   kda_tensor t{};
   t.data = const_cast<void*>(data);
   t.dtype = dtype;
@@ -91,6 +109,10 @@ inline kda_tensor tensor(const void* data, kda_dtype dtype, std::initializer_lis
 // A view with its own strides (in elements).
 inline kda_tensor strided(const void* data, kda_dtype dtype, std::initializer_list<int64_t> shape,
                           std::initializer_list<int64_t> strides, kda_device device = {KDA_CPU, 0}) {
+  if (shape.size() != strides.size()) {
+    throw Error(KDA_INVALID_ARGUMENT, "strides: wanted one for each of " + std::to_string(shape.size()) +
+                                          " dimensions, got " + std::to_string(strides.size()));
+  }
   kda_tensor t = tensor(data, dtype, shape, device);
   int i = 0;
   for (int64_t s : strides) t.strides[i++] = s;
@@ -162,6 +184,8 @@ class Plan {
   Plan(const Context& c, const kda_conv_desc& d) { create(kda_conv_plan_create, c, d); }
   Plan(const Context& c, const kda_gated_norm_desc& d) { create(kda_gated_norm_plan_create, c, d); }
   Plan(const Context& c, const kda_segment_merge_desc& d) { create(kda_segment_merge_plan_create, c, d); }
+  Plan(const Context& c, const kda_metadata_desc& d) { create(kda_metadata_plan_create, c, d); }
+  Plan(const Context& c, const kda_state_copy_desc& d) { create(kda_state_copy_plan_create, c, d); }
   // segment_summary shares prefill's description, so it has a name of its own.
   static Plan segment_summary(const Context& c, const kda_prefill_desc& d) {
     Plan p;
@@ -185,6 +209,11 @@ class Plan {
   void run(const kda_segment_merge_args& a, kda_workspace w, void* s = nullptr) const {
     check(kda_segment_merge_run(get(), &a, w, s));
   }
+  void run(const kda_metadata_args& a, kda_workspace w, void* s = nullptr) const {
+    check(kda_metadata_run(get(), &a, w, s));
+  }
+  void gather(const kda_state_copy_args& a, void* s = nullptr) const { check(kda_state_gather(get(), &a, s)); }
+  void scatter(const kda_state_copy_args& a, void* s = nullptr) const { check(kda_state_scatter(get(), &a, s)); }
 
   size_t workspace_size() const {
     size_t bytes = 0;
@@ -215,6 +244,89 @@ class Plan {
     void operator()(kda_plan* p) const noexcept { kda_plan_destroy(p); }
   };
   std::unique_ptr<kda_plan, Free> handle_;
+};
+
+// Pages of recurrent states and conv windows.
+class StatePool {
+ public:
+  StatePool(const Context& c, const kda_state_pool_desc& d) {
+    kda_state_pool* p = nullptr;
+    check(kda_state_pool_create(c.get(), &d, &p));
+    handle_.reset(p);
+  }
+  kda_tensor state(int32_t layer) const { return view(kda_state_pool_state, layer); }
+  kda_tensor conv(int32_t layer) const { return view(kda_state_pool_conv, layer); }
+  std::vector<int64_t> allocate(int64_t count) {
+    std::vector<int64_t> pages(static_cast<size_t>(count < 0 ? 0 : count));
+    check(kda_state_pool_allocate(get(), count, pages.data()));
+    return pages;
+  }
+  void free(const std::vector<int64_t>& pages) {
+    check(kda_state_pool_free(get(), static_cast<int64_t>(pages.size()), pages.data()));
+  }
+  int64_t available() const noexcept { return kda_state_pool_available(get()); }
+  int64_t position(int64_t page) const {
+    int64_t p = 0;
+    check(kda_state_pool_position(get(), page, &p));
+    return p;
+  }
+  void set_position(int64_t page, int64_t position) { check(kda_state_pool_set_position(get(), page, position)); }
+  void fold(const kda_state_columns& from, int64_t destination) {
+    check(kda_state_pool_fold(get(), &from, destination));
+  }
+  std::vector<std::byte> export_payload(const kda_state_columns& from) const {
+    std::vector<std::byte> payload(kda_state_pool_payload_size(get()));
+    check(kda_state_pool_export(get(), &from, payload.data(), payload.size()));
+    return payload;
+  }
+  // expected_position -1: any.
+  void import_payload(int64_t page, const std::vector<std::byte>& payload, int64_t expected_position = -1) {
+    check(kda_state_pool_import(get(), page, payload.data(), payload.size(), expected_position));
+  }
+  kda_state_pool* get() const noexcept { return handle_.get(); }
+
+ private:
+  kda_tensor view(kda_status (*function)(const kda_state_pool*, int32_t, kda_tensor*), int32_t layer) const {
+    kda_tensor t{};
+    check(function(get(), layer, &t));
+    return t;
+  }
+  struct Free {
+    void operator()(kda_state_pool* p) const noexcept { kda_state_pool_destroy(p); }
+  };
+  std::unique_ptr<kda_state_pool, Free> handle_;
+};
+
+// The state copies of one worker's layers and their life cycle.
+class CopySet {
+ public:
+  explicit CopySet(const Context& c, const kda_copy_set_options* options = nullptr) {
+    kda_copy_set* s = nullptr;
+    check(kda_copy_set_create(c.get(), options, &s));
+    handle_.reset(s);
+  }
+  void prepare(const std::vector<kda_copy_binding>& bindings, int64_t max_selected) {
+    check(kda_copy_set_prepare(get(), bindings.data(), bindings.size(), max_selected));
+  }
+  void seal() { check(kda_copy_set_seal(get())); }
+  void publish() { check(kda_copy_set_publish(get())); }
+  void reset() { check(kda_copy_set_reset(get())); }
+  kda_copy_set_state state() const noexcept { return kda_copy_set_get_state(get()); }
+  int64_t ready() const noexcept { return kda_copy_set_ready(get()); }
+  std::string last_error() const { return kda_copy_set_last_error(get()); }
+  void gather(const std::string& layer, const kda_state_copy_args& a, void* s = nullptr) const {
+    check(kda_copy_set_gather(get(), layer.c_str(), &a, s));
+  }
+  void scatter(const std::string& layer, const kda_state_copy_args& a, void* s = nullptr) const {
+    check(kda_copy_set_scatter(get(), layer.c_str(), &a, s));
+  }
+  kda_copy_set* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Free {
+    void operator()(kda_copy_set* s) const noexcept { kda_copy_set_destroy(s); }
+  };
+  std::unique_ptr<kda_copy_set, Free> handle_;
 };
 
 // A safetensors file.
