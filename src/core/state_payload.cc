@@ -91,7 +91,7 @@ Status StatePool::check_columns(const kda_state_columns& from) const {
     return invalid_argument("columns: wanted pages and accepted in 1..width, got accepted ", from.accepted,
                             ", width ", from.width);
   }
-  if (desc_.conv_channels > 0 && from.accepted - 1 + desc_.conv_width - 1 > desc_.conv_columns) {
+  if (desc_.conv_channels > 0 && int64_t{from.accepted} - 1 + desc_.conv_width - 1 > desc_.conv_columns) {
     return invalid_argument("columns.accepted: wanted a window inside the pool's ", desc_.conv_columns,
                             " columns, got accepted ", from.accepted, " with conv width ", desc_.conv_width);
   }

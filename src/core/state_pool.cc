@@ -159,9 +159,9 @@ Status StatePool::check_owned(const char* what, int64_t page) const {
     return invalid_argument(what, ": wanted a page in [0, ", desc_.pages, "), got ", page);
   }
   if (page == desc_.null_slot) return invalid_argument(what, ": wanted an allocated page, got the null slot ", page);
-  if (positions_[static_cast<size_t>(page)] == kFree) {
-    return invalid_argument(what, ": wanted an allocated page, got ", page, ", which is free");
-  }
+  const int64_t position = positions_[static_cast<size_t>(page)];
+  if (position == kFree) return invalid_argument(what, ": wanted an allocated page, got ", page, ", which is free");
+  if (position < 0) return invalid_argument(what, ": wanted each page once, got ", page, " twice");
   return {};
 }
 
@@ -169,15 +169,17 @@ Status StatePool::free(int64_t count, const int64_t* pages) {
   if (count < 0 || (count > 0 && pages == nullptr)) {
     return invalid_argument("pages: wanted a count >= 0 and that many pages, got ", count);
   }
+  const auto flip = [&](int64_t i) { positions_[static_cast<size_t>(pages[i])] ^= INT64_MIN; };
   for (int64_t i = 0; i < count; ++i) {
     Status status = check_owned("pages", pages[i]);
-    if (!status.ok()) {
-      // Pages before i were marked as freed already; a page named twice shows up as free here.
-      for (int64_t j = 0; j < i; ++j) positions_[static_cast<size_t>(pages[j])] = 0;
-      return status;
+    if (status.ok()) {
+      flip(i);  // marked, so that a page named twice is seen
+      continue;
     }
-    positions_[static_cast<size_t>(pages[i])] = kFree;
+    while (--i >= 0) flip(i);
+    return status;
   }
+  for (int64_t i = 0; i < count; ++i) positions_[static_cast<size_t>(pages[i])] = kFree;
   free_.insert(free_.end(), pages, pages + count);
   return {};
 }

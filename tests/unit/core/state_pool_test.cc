@@ -224,6 +224,23 @@ TEST(FieldCases, F46_FreeingTwiceOrForeignPagesIsAnError) {
   EXPECT_EQ(kda_state_pool_available(pool.get()), 6);
 }
 
+TEST(StatePool, G06_K10_ARefusedFreeLeavesPositionsAlone) {
+  const Pool pool = make(small());
+  const std::vector<int64_t> pages = take(pool, 2);
+  ASSERT_EQ(kda_state_pool_set_position(pool.get(), pages[0], 640), KDA_OK);
+  ASSERT_EQ(kda_state_pool_set_position(pool.get(), pages[1], 0), KDA_OK);
+  const int64_t twice[] = {pages[0], pages[1], pages[0]}, foreign[] = {pages[1], pages[0], 99};
+  EXPECT_EQ(kda_state_pool_free(pool.get(), 3, twice), KDA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(kda_last_error()).find("twice"), std::string::npos) << kda_last_error();
+  EXPECT_EQ(kda_state_pool_free(pool.get(), 3, foreign), KDA_INVALID_ARGUMENT);
+  int64_t position = -1;
+  ASSERT_EQ(kda_state_pool_position(pool.get(), pages[0], &position), KDA_OK);
+  EXPECT_EQ(position, 640);
+  ASSERT_EQ(kda_state_pool_position(pool.get(), pages[1], &position), KDA_OK);
+  EXPECT_EQ(position, 0);
+  EXPECT_EQ(kda_state_pool_free(pool.get(), 2, twice), KDA_OK);
+}
+
 TEST(StatePool, K10_PositionTravelsAndStartsAtZero) {
   const Pool pool = make(small());
   const std::vector<int64_t> p = take(pool, 2);
