@@ -8,14 +8,13 @@
 #include "core/backend.h"
 #include "core/rows.h"
 #include "cpu/attention_gates.h"
+#include "cpu/gate_head.h"
 #include "cpu/prefill_kernel.h"
 
 namespace kda::cpu {
 
 inline AttentionForm attention_form(const kda_attention_spec& a) {
   AttentionForm form;
-  form.gate = a.gate_family;
-  form.lower_bound = static_cast<float>(a.lower_bound);
   form.beta_gain = a.allow_neg_eigval != 0 ? 2.0f : 1.0f;
   form.beta_logits = a.beta_form != KDA_BETA_PLAIN;
   form.normalize = a.no_qk_norm == 0;
@@ -45,9 +44,7 @@ void fill_inputs(const kda_attention_spec& a, const Args& args, const TokenSpan&
   task.v = head_rows(args.v, span, 3, hv);
   task.gate = head_rows(args.gate, span, 3, hv);
   task.beta = head_rows(args.beta, span, 2, hv);
-  if (present(args.A_log)) {
-    task.gate_scale = static_cast<float>(std::exp(double{static_cast<const float*>(args.A_log.data)[hv]}));
-  }
+  task.gate_head = gate_head(a, args.A_log, hv);
   if (present(args.dt_bias)) task.gate_bias = static_cast<const float*>(args.dt_bias.data) + hv * a.key_dim;
 }
 

@@ -11,7 +11,6 @@
 
 namespace kda::cpu {
 
-
 // Rows of one head: row t starts at data + t * stride and holds dense elements. Absent: data == nullptr.
 struct TokenRows {
   const char* data = nullptr;
@@ -27,8 +26,6 @@ struct StateRef {
 
 // What a plan's attention spec means to the kernels.
 struct AttentionForm {
-  kda_gate_family gate = KDA_GATE_PLAIN;
-  float lower_bound = 0;
   float beta_gain = 1;  // 2 with allow_neg_eigval (E-5)
   bool beta_logits = true;
   bool normalize = true;  // E-4
@@ -56,7 +53,7 @@ struct HeadTask {
   // Columns >= value_dim are those of a segment map (S-3): v = 0, and they start from the identity.
   int64_t column_begin = 0, column_end = 0;
   TokenRows q, k, v, gate, beta;     // q absent: no output
-  float gate_scale = 1;              // exp(A_log)
+  GateHead gate_head;
   const float* gate_bias = nullptr;  // [K], may be absent
   StateRef initial;                  // absent: zero (fresh)
   StateRef final;                    // absent: not stored

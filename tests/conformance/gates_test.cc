@@ -316,6 +316,42 @@ TEST_P(GatesTest, R61_ExtremeLogitsOfBothFamilies) {
   }
 }
 
+// exp(A_log) and the bound may pass fp32's range (E-3: any finite bound): a gate of zero stays a gate of zero.
+TEST_P(GatesTest, E01_E03_ParametersBeyondTheRangeOfFp32) {
+  const struct {
+    kda_gate_family family;
+    double lower_bound, A_log, raw;
+  } cases[] = {
+      {KDA_GATE_SOFTPLUS, 0, 100, -1000},   {KDA_GATE_SOFTPLUS, 0, 100, 0},    {KDA_GATE_SOFTPLUS, 0, -200, 3},
+      {KDA_GATE_BOUNDED, -5, 100, 0},       {KDA_GATE_BOUNDED, -5, 100, -3},   {KDA_GATE_BOUNDED, -5, -200, 7},
+      {KDA_GATE_BOUNDED, -1e300, 0, -1000}, {KDA_GATE_BOUNDED, -1e-300, 0, 0}, {KDA_GATE_BOUNDED, -1e300, 0, 0}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(testing::Message() << "family " << c.family << " bound " << c.lower_bound << " A_log " << c.A_log
+                                    << " raw " << c.raw);
+    FieldInput input;
+    input.lengths = {5};
+    input.heads = 2;
+    input.io = KDA_FP32;
+    input.state_scale = 1;
+    Problem p = field_problem(input);
+    p.spec.gate_family = c.family;
+    p.spec.lower_bound = c.lower_bound;
+    p.A_log.fill(c.A_log);
+    p.gate.fill(c.raw);
+    const Outcome reference = oracle(p), r = run(p);
+    EXPECT_WITHIN(compare_outputs(r.out.values(), reference.out.values(), p.lengths, 2, 128), limits(KDA_FP32).out);
+    EXPECT_WITHIN(compare_states(r.state.values(), reference.state.values(), 2, 128 * 128), limits(KDA_FP32).state);
+    DecodeCall step(cut(p, 0, 1), backend());
+    step.pool = Tensor(KDA_FP32, {1, 2, 128, 128});
+    step.pool.assign(p.state.values());
+    step.slots = Tensor::ints({0});
+    ASSERT_EQ(step.run(), KDA_OK) << step.message;
+    Problem one = cut(p, 0, 1);
+    one.state = p.state;
+    EXPECT_WITHIN(compare_states(step.slot(0), oracle(one).state.values(), 2, 128 * 128), limits(KDA_FP32).state);
+  }
+}
+
 TEST_P(GatesTest, Z12_NoDecayKeepsTheBitsOfAnUntouchedState) {
   Problem p = ledger({100}, iota(100), 2);
   p.k.fill(0);

@@ -123,11 +123,8 @@ class HeadRun {
         s_(scratch, task.key_dim, task.column_end - task.column_begin),
         K_(task.key_dim),
         panel_size_(padded(task.key_dim) * kPanel),
-        prefetcher_(task) {
-    head_.family = task.form.gate;
-    head_.a = task.gate_scale;
-    head_.lower_bound = task.form.lower_bound;
-  }
+        head_(task.gate_head),
+        prefetcher_(task) {}
 
   void run() {
     load_bias();
@@ -195,7 +192,7 @@ class HeadRun {
     const float* const raw_q = with_q ? widened(task_.q, first + i, s_.raw + kKeyStride) : raw_k;
     const float* const raw_g = widened(task_.gate, first + i, s_.raw + 2 * kKeyStride);
     float* const gates = s_.gates + i * kKeyStride;
-    switch (task_.form.gate) {
+    switch (head_.family) {
       case KDA_GATE_SOFTPLUS: gate_row<KDA_GATE_SOFTPLUS>(raw_g, gates); break;
       case KDA_GATE_BOUNDED: gate_row<KDA_GATE_BOUNDED>(raw_g, gates); break;
       default: gate_row<KDA_GATE_PLAIN>(raw_g, gates); break;
@@ -380,7 +377,7 @@ class HeadRun {
   const Scratch s_;
   const int64_t K_;
   const int64_t panel_size_;
-  GateHead head_;
+  const GateHead head_;
   int64_t checkpoint_ = INT64_MAX;
   RowPrefetcher prefetcher_;
 };

@@ -18,22 +18,13 @@
 #include <cmath>
 
 #include "cpu/decode_call.h"
+#include "cpu/gate_head.h"
 #include "cpu/simd/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {
 
 // ---- Token preparation ----------------------------------------------------------------------------------
-
-HWY_NOINLINE inline GateHead gate_head(const kda_attention_spec& a, const kda_tensor& A_log, int64_t hv) {
-  GateHead head;
-  head.family = a.gate_family;
-  head.lower_bound = static_cast<float>(a.lower_bound);
-  if (present(A_log)) {
-    head.a = static_cast<float>(std::exp(static_cast<double>(static_cast<const float*>(A_log.data)[hv])));
-  }
-  return head;
-}
 
 HWY_NOINLINE inline void load_bias(const kda_attention_spec& a, const kda_tensor& dt_bias, int64_t hv, float* bias) {
   if (present(dt_bias)) return load_row(static_cast<const float*>(dt_bias.data) + hv * a.key_dim, a.key_dim, bias);
