@@ -19,7 +19,7 @@ Status explain(const kda_context& context, const void* raw, kda_explain_fn fn, v
   KDA_RETURN_IF_ERROR(Op::normalize(desc));
   bool found = false;
   for (const kda::Candidate<Op>* candidate : context.backends->template of<Op>()) {
-    const kda::Refusals r = kda::refusals_of(*candidate, desc, context);
+    const kda::Refusals r = kda::auto_refusals_of(*candidate, desc, context);
     const bool chosen = !found && r.empty() && candidate->name() != "reference";
     found = found || chosen;
     fn(user, std::string(candidate->name()).c_str(), r.text().c_str(), chosen);

@@ -45,6 +45,9 @@ class Candidate {
   virtual ~Candidate() = default;
   virtual std::string_view name() const = 0;  // "portable", "fused", "reference"
   virtual kda_device_type device() const = 0;
+  // Where it departs from the numeric contract N-1..N-8, for kda_explain; docs/numerics.md says the same. `auto`
+  // never takes a candidate that departs (spec N-15).
+  virtual std::string_view deviation() const { return {}; }
   // Adds every unmet gate. Gates `device_type` and `disabled` are added by the resolver.
   virtual void check(const typename Op::Desc& desc, const Context& context, Refusals& refusals) const = 0;
   // Books workspace and prepares. Called only if check() added nothing.

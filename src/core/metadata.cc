@@ -77,6 +77,7 @@ Result<std::unique_ptr<MetadataPlan>> create_metadata_plan(const Context& contex
   if (context.sealed.load() && !context.allow_late_plans) {
     return failed_precondition("metadata: plan creation after kda_context_seal (spec Y-16)");
   }
+  KDA_RETURN_IF_ERROR(check_observer(context, "metadata"));
   auto plan = std::make_unique<MetadataPlan>();
   KDA_RETURN_IF_ERROR(read_struct(raw, plan->desc, "desc"));
   KDA_RETURN_IF_ERROR(normalize_metadata(plan->desc));
@@ -85,13 +86,13 @@ Result<std::unique_ptr<MetadataPlan>> create_metadata_plan(const Context& contex
   plan->builder = make_builder(*backend.value(), plan->desc);
   backend.value()->device->book(plan->desc, plan->book);
   if (plan->book.overflowed()) return unsupported("metadata: size: wanted a workspace below 2^63 bytes, got more");
-  plan->desc.backend = plan->desc.hook = nullptr;
   plan->op = KDA_OP_METADATA;
   plan->context = &context;
   plan->backend = backend.value()->name;
   plan->isa = context.isa;
   plan->checked = checked_mode(plan->desc.flags);
-  log_choice(KDA_OP_METADATA, plan->backend, plan->refused);
+  log_choice(KDA_OP_METADATA, plan->backend, BackendRequest::of_plan(plan->desc.backend), plan->refused);
+  plan->desc.backend = plan->desc.hook = nullptr;
   return plan;
 }
 
@@ -102,6 +103,7 @@ Status run_metadata(const kda_plan* base, const kda_metadata_args* raw, const kd
                             base != nullptr ? operator_name(base->op) : "NULL");
   }
   const auto& plan = *static_cast<const MetadataPlan*>(base);
+  KDA_RETURN_IF_ERROR(check_observer(*plan.context, "metadata"));
   kda_metadata_args args{};
   KDA_RETURN_IF_ERROR(read_struct(raw, args, "args"));
   KDA_RETURN_IF_ERROR(validate_metadata(plan.desc, args, plan.context->device));
@@ -121,6 +123,7 @@ Status run_chunk_tables(const kda_plan* base, const kda_chunk_request* raw, void
                             base != nullptr ? operator_name(base->op) : "NULL");
   }
   const auto& plan = *static_cast<const MetadataPlan*>(base);
+  KDA_RETURN_IF_ERROR(check_observer(*plan.context, "metadata"));
   kda_chunk_request request{};
   KDA_RETURN_IF_ERROR(read_struct(raw, request, "request"));
   request.chunk = plan.desc.chunk;

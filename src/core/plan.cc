@@ -28,6 +28,11 @@ bool checked_mode(uint32_t flags) {
   return (flags & KDA_PLAN_CHECKED) != 0 || (v != nullptr && std::strcmp(v, "1") == 0);
 }
 
+Status check_observer(const Context& context, const char* op) {
+  if (context.observer == nullptr || context.allow_observers) return {};
+  return failed_precondition(op, ": wanted no launch observer in the context, got one (spec Y-25)");
+}
+
 Status check_workspace(const kda_plan& plan, const kda_workspace& workspace) {
   const auto wanted = static_cast<size_t>(plan.book.total_bytes());
   if (workspace.bytes < wanted || (wanted > 0 && workspace.data == nullptr)) {

@@ -39,6 +39,10 @@ Status read_struct(const T* in, T& out, const char* name) {
 // Plan flag or KDA_CHECK=1 (spec G-7).
 bool checked_mode(uint32_t flags);
 
+// A foreign observer voids the serving promise: neither plans nor runs with one, unless the context allows it
+// (spec Y-25).
+Status check_observer(const Context& context, const char* op);
+
 // Size and alignment of the workspace against what the plan booked (spec ).
 Status check_workspace(const kda_plan& plan, const kda_workspace& workspace);
 
@@ -68,12 +72,13 @@ Result<std::unique_ptr<Plan<Op>>> create_plan(const Context& context, const type
   if (context.sealed.load() && !context.allow_late_plans) {
     return failed_precondition(Op::kName, ": plan creation after kda_context_seal (spec Y-16)");
   }
+  KDA_RETURN_IF_ERROR(check_observer(context, Op::kName));
   auto plan = std::make_unique<Plan<Op>>();
   KDA_RETURN_IF_ERROR(read_struct(raw, plan->desc, "desc"));
   KDA_RETURN_IF_ERROR(Op::normalize(plan->desc));
   auto request = requested_backend(Op::kOp, backend_of(plan->desc), Op::kEnvironment);
   if (!request.ok()) return request.status();
-  auto choice = select<Op>(context, plan->desc, request.value());
+  auto choice = select<Op>(context, plan->desc, request.value().name);
   if (!choice.ok()) return choice.status();
   auto kernel = choice.value().candidate->create(plan->desc, context, plan->book);
   if (!kernel.ok()) return kernel.status();
@@ -86,7 +91,7 @@ Result<std::unique_ptr<Plan<Op>>> create_plan(const Context& context, const type
   plan->refused = std::move(choice.value().refused);
   plan->kernel = std::move(kernel.value());
   plan->checked = checked_mode(flags_of(plan->desc));
-  log_choice(Op::kOp, plan->backend, plan->refused);
+  log_choice(Op::kOp, plan->backend, request.value(), plan->refused, way_back_from(plan->backend, Op::kEnvironment));
   return plan;
 }
 
@@ -97,6 +102,7 @@ Status run_plan(const kda_plan* base, const typename Op::Args* raw, const kda_wo
                             base ? operator_name(base->op) : "NULL");
   }
   const auto& plan = *static_cast<const Plan<Op>*>(base);
+  KDA_RETURN_IF_ERROR(check_observer(*plan.context, Op::kName));
   typename Op::Args args{};
   KDA_RETURN_IF_ERROR(read_struct(raw, args, "args"));
   Status first;

@@ -59,26 +59,27 @@ Result<std::string> parse_backend_name(kda_operator op, const char* name, const 
                           "; got \"", name, "\"");
 }
 
-Result<std::string> requested_backend(kda_operator op, const char* plan_field, const char* environment_variable) {
+Result<BackendRequest> requested_backend(kda_operator op, const char* plan_field, const char* environment_variable) {
   std::string plan = "auto", environment = "auto";
   if (plan_field != nullptr) {
     auto parsed = parse_backend_name(op, plan_field, "plan field");
-    if (!parsed.ok()) return parsed;
+    if (!parsed.ok()) return parsed.status();
     plan = parsed.value();
   }
   // An unknown name is an error at any level, also at one that is overridden (spec R-7).
   const char* value = environment_variable ? std::getenv(environment_variable) : nullptr;
   if (value != nullptr) {
     auto parsed = parse_backend_name(op, value, environment_variable);
-    if (!parsed.ok()) return parsed;
+    if (!parsed.ok()) return parsed.status();
     environment = parsed.value();
   }
-  if (plan == "auto") return environment;
+  if (plan == "auto" && environment == "auto") return BackendRequest();
+  if (plan == "auto") return BackendRequest{environment, environment_variable};
   if (environment != "auto" && environment != plan) {
     log_once(KDA_LOG_INFO, str_cat(operator_name(op), ": the plan's backend '", plan, "' overrides ",
                                    environment_variable, "=", environment));
   }
-  return plan;
+  return BackendRequest{plan, "the plan"};
 }
 
 bool backend_disabled(std::string_view name) {
@@ -105,10 +106,21 @@ std::string list_refusals(const std::vector<Refused>& refused) {
   return text.empty() ? std::string(" (there is no such candidate)") : text;
 }
 
-void log_choice(kda_operator op, std::string_view chosen, const std::vector<Refused>& refused) {
-  std::string text = str_cat(operator_name(op), ": chose ", chosen);
+void log_choice(kda_operator op, std::string_view chosen, const BackendRequest& request,
+                const std::vector<Refused>& refused, const std::string& way_back) {
+  std::string text = str_cat(operator_name(op), ": chose ", chosen, " (");
+  text += request.name == "auto" ? "auto: the first without a refusal" : "named by " + request.source;
+  if (!way_back.empty()) text += "; to go back: " + way_back;
+  text += ")";
   if (!refused.empty()) text += str_cat("; passed over:", list_refusals(refused));
   log_once(KDA_LOG_INFO, text);
+}
+
+std::string way_back_from(std::string_view chosen, const char* environment_variable) {
+  if (chosen == "portable") return {};
+  std::string text = "backend 'portable'";
+  if (environment_variable != nullptr) text += str_cat(" or ", environment_variable, "=portable");
+  return text;
 }
 
 }  // namespace kda

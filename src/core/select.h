@@ -19,14 +19,28 @@ struct Refused {
 // "triton" -> "portable" and so on; INVALID_ARGUMENT that quotes an unknown name and lists the known ones.
 Result<std::string> parse_backend_name(kda_operator op, const char* name, const char* where);
 
+// What was asked for and where (spec R-7).
+struct BackendRequest {
+  std::string name = "auto";
+  std::string source;  // "the plan" or the variable's name; "" for auto
+
+  static BackendRequest of_plan(const char* name) {
+    return name == nullptr ? BackendRequest() : BackendRequest{name, "the plan"};
+  }
+};
+
 // The request after R-7: plan field, then environment, then auto. Logs once when the plan overrides.
-Result<std::string> requested_backend(kda_operator op, const char* plan_field, const char* environment_variable);
+Result<BackendRequest> requested_backend(kda_operator op, const char* plan_field, const char* environment_variable);
 
 // Names in KDA_DISABLE; read once, at the first plan creation (spec R-15).
 bool backend_disabled(std::string_view name);
 
-// Logs a choice once per distinct text when KDA_VERBOSE=1 (spec R-16).
-void log_choice(kda_operator op, std::string_view chosen, const std::vector<Refused>& refused);
+// Logs a choice once per distinct text: which candidate, why, how to go back, what was passed over (spec R-16).
+void log_choice(kda_operator op, std::string_view chosen, const BackendRequest& request,
+                const std::vector<Refused>& refused, const std::string& way_back = {});
+
+// How the user of a candidate gets the chunked fallback instead (spec R-15); "" for the fallback itself.
+std::string way_back_from(std::string_view chosen, const char* environment_variable);
 
 const char* operator_name(kda_operator op);
 
@@ -38,6 +52,14 @@ Refusals refusals_of(const Candidate<Op>& candidate, const typename Op::Desc& de
     r.add("device_type", device_name(candidate.device()), device_name(context.device.type));
   }
   candidate.check(desc, context, r);
+  return r;
+}
+
+// The same and what keeps a candidate from `auto` (spec N-15).
+template <class Op>
+Refusals auto_refusals_of(const Candidate<Op>& candidate, const typename Op::Desc& desc, const Context& context) {
+  Refusals r = refusals_of(candidate, desc, context);
+  if (!candidate.deviation().empty()) r.add("deviation", "the numeric contract N-1 to N-8", candidate.deviation());
   return r;
 }
 
@@ -54,8 +76,9 @@ template <class Op>
 Result<Choice<Op>> select(const Context& context, const typename Op::Desc& desc, const std::string& request) {
   Choice<Op> choice;
   for (const Candidate<Op>* candidate : context.backends->template of<Op>()) {
-    if (request == "auto" ? candidate->name() == "reference" : candidate->name() != request) continue;
-    const Refusals r = refusals_of(*candidate, desc, context);
+    const bool by_auto = request == "auto";
+    if (by_auto ? candidate->name() == "reference" : candidate->name() != request) continue;
+    const Refusals r = by_auto ? auto_refusals_of(*candidate, desc, context) : refusals_of(*candidate, desc, context);
     if (r.empty()) {
       choice.candidate = candidate;
       return choice;

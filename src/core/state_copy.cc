@@ -106,10 +106,7 @@ Status check_may_prepare(const Context& context) {
   if (context.sealed.load() && !context.allow_late_plans) {
     return failed_precondition("state_copy: plan creation after kda_context_seal (spec Y-16)");
   }
-  if (context.observer != nullptr && !context.allow_observers) {
-    return failed_precondition("state_copy: wanted no launch observer in the context, got one (spec Y-25)");
-  }
-  return {};
+  return check_observer(context, "state_copy");
 }
 
 Result<CopyRequest> request_copy(const Context& context, const CopyBackend& device, const char* backend,
@@ -183,7 +180,7 @@ Result<std::unique_ptr<StateCopyPlan>> create_state_copy_plan(const Context& con
   auto plan = make_copy_plan(context, *device.value(), std::move(request.value()), std::move(table.value()),
                              desc.max_selected, checked_mode(desc.flags));
   plan->ready.store(true, std::memory_order_release);
-  log_choice(KDA_OP_STATE_COPY, plan->backend, plan->refused);
+  log_choice(KDA_OP_STATE_COPY, plan->backend, BackendRequest::of_plan(desc.backend), plan->refused);
   return plan;
 }
 

@@ -132,9 +132,7 @@ Status run_state_copy(const kda_plan* base, CopyDirection direction, const kda_s
   if (!plan.ready.load(std::memory_order_acquire)) {
     return failed_precondition("plan: wanted a sealed copy set, got one that is not sealed or has failed");
   }
-  if (context.observer != nullptr && !context.allow_observers) {
-    return failed_precondition("state_copy: wanted no launch observer in the context, got one (spec Y-25)");
-  }
+  KDA_RETURN_IF_ERROR(check_observer(context, "state_copy"));
   kda_state_copy_args args{};
   KDA_RETURN_IF_ERROR(read_struct(raw, args, "args"));
   const CopyTable& table = *plan.table;

@@ -114,7 +114,8 @@ Status CopySet::prepare_layers(std::span<const CopyBinding> bindings, int64_t ma
     if (!request.ok()) return for_layer(request.status(), binding.layer);
     auto table = table_for(*device.value(), request.value().key);
     if (!table.ok()) return for_layer(table.status(), binding.layer);
-    log_choice(KDA_OP_STATE_COPY, copy_kind_name(request.value().key.kind), request.value().refused);
+    log_choice(KDA_OP_STATE_COPY, copy_kind_name(request.value().key.kind), BackendRequest::of_plan(binding.backend),
+               request.value().refused);
     auto layer = std::make_unique<Layer>();
     layer->name = binding.layer;
     layer->plan = make_copy_plan(context_, *device.value(), std::move(request.value()), std::move(table.value()),

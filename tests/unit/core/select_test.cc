@@ -5,7 +5,10 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <tuple>
 
+#include "base/log.h"
+#include "capi/backends.h"
 #include "core/plan.h"
 
 namespace kda {
@@ -20,10 +23,12 @@ class Stub final : public Candidate<Prefill> {
     bool softplus = true;
     double smallest_bound = -1e30;
     bool built = true;
+    std::string_view deviation = {};
   };
   Stub(std::string_view name, kda_device_type device, Limits limits) : name_(name), device_(device), limits_(limits) {}
   std::string_view name() const override { return name_; }
   kda_device_type device() const override { return device_; }
+  std::string_view deviation() const override { return limits_.deviation; }
   void check(const kda_prefill_desc& d, const Context&, Refusals& r) const override {
     const kda_attention_spec& a = d.attention;
     if (!limits_.built) r.add("not_built", "a CUDA build", "none");
@@ -194,6 +199,104 @@ TEST_F(Resolver, F62_NoBoundMeansSoftplusNeverASilentDefault) {
   desc_.attention.lower_bound = 0;
   EXPECT_EQ(plan("fused").status().code(), KDA_UNSUPPORTED);
   EXPECT_EQ(chosen("auto"), "portable");
+}
+
+TEST_F(Resolver, N15_ACandidateThatDeviatesIsNeverAutosChoice) {
+  const Stub bf16_carry{"fused", KDA_CUDA, {true, false, true, -1e30, true, "N-1: carries the state in bf16"}};
+  Backends backends;
+  backends.add<Prefill>(&bf16_carry);
+  backends.add<Prefill>(&cuda_);
+  context_.backends = &backends;
+  auto p = plan("auto");
+  ASSERT_TRUE(p.ok()) << p.status().message();
+  EXPECT_EQ(p.value()->backend, "portable");
+  ASSERT_EQ(p.value()->refused.size(), 1u);
+  EXPECT_NE(p.value()->refused[0].reasons.find("deviation"), std::string::npos);
+  EXPECT_NE(p.value()->refused[0].reasons.find("N-1: carries the state in bf16"), std::string::npos);
+  EXPECT_EQ(chosen("fused"), "fused");  // by name it is a choice
+  Backends alone;
+  alone.add<Prefill>(&bf16_carry);
+  context_.backends = &alone;
+  EXPECT_EQ(plan("auto").status().code(), KDA_UNSUPPORTED);
+}
+
+// What docs/numerics.md says of the candidates of this library: none deviates.
+TEST(Candidates, N15_NoneOfThisLibraryDeviates) {
+  std::apply(
+      [](const auto&... lists) {
+        const auto none_of = [](const auto& list) {
+          for (const auto* candidate : list) EXPECT_EQ(candidate->deviation(), "") << candidate->name();
+        };
+        (none_of(lists), ...);
+      },
+      capi::backends().lists);
+}
+
+// The log as a reader of it sees it. A text is logged once a process: every test has texts of its own.
+class ChoiceLog : public Resolver {
+ protected:
+  ChoiceLog() {
+    set_log_callback([](void* user, kda_log_level,
+                        const char* text) { static_cast<std::string*>(user)->append(text).append("\n"); },
+                     &text_);
+  }
+  ~ChoiceLog() override { set_log_callback(nullptr, nullptr); }
+  std::string text_;
+};
+
+TEST_F(ChoiceLog, R16_TheChoiceNamesCandidateReasonAndTheWayBack) {
+  log_choice(KDA_OP_PREFILL, "fused", {}, {{"other", "gate: wanted 1, got 2"}},
+             way_back_from("fused", "KDA_PREFILL_BACKEND"));
+  for (const char* part :
+       {"prefill: chose fused", "other: gate: wanted 1, got 2", "auto: the first without a refusal",
+        "to go back: backend 'portable'", "KDA_PREFILL_BACKEND=portable"}) {
+    EXPECT_NE(text_.find(part), std::string::npos) << part << " in " << text_;
+  }
+  text_.clear();
+  log_choice(KDA_OP_DECODE, "portable", {"portable", "KDA_DECODE_BACKEND"}, {{"fused", "disabled: wanted x, got y"}});
+  for (const char* part :
+       {"decode: chose portable", "named by KDA_DECODE_BACKEND", "passed over:", "fused: disabled"}) {
+    EXPECT_NE(text_.find(part), std::string::npos) << part << " in " << text_;
+  }
+  EXPECT_EQ(text_.find("to go back"), std::string::npos) << text_;
+}
+
+TEST_F(ChoiceLog, R16_PlanCreationLogsItsChoiceOnce) {
+  const Stub shallow{"fused", KDA_CUDA, {true, false, true, -0.123, true, {}}};
+  const Stub fused{"fused", KDA_CUDA, {true, false, true, -1e30, true, {}}};
+  Backends backends;
+  backends.add<Prefill>(&shallow);
+  backends.add<Prefill>(&fused);
+  context_.backends = &backends;
+  ASSERT_TRUE(plan("flashkda").ok());
+  EXPECT_EQ(text_,
+            "prefill: chose fused (named by the plan; to go back: backend 'portable' or "
+            "KDA_PREFILL_BACKEND=portable); passed over:\n  fused: lower_bound: wanted -0.123, got -5\n");
+  text_.clear();
+  ASSERT_TRUE(plan("flashkda").ok());
+  EXPECT_EQ(text_, "");
+}
+
+TEST_F(ChoiceLog, R07_APlanThatOverridesTheEnvironmentIsLogged) {
+  setenv("KDA_PREFILL_BACKEND", "reference", 1);
+  EXPECT_EQ(chosen("fused"), "fused");
+  EXPECT_NE(text_.find("the plan's backend 'fused' overrides KDA_PREFILL_BACKEND=reference"), std::string::npos)
+      << text_;
+}
+
+TEST_F(Resolver, Y25_ForeignObserversVoidPlansAndRuns) {
+  auto p = plan("portable");
+  ASSERT_TRUE(p.ok());
+  auto args = kda_prefill_args{};
+  context_.observer = [](void*, const char*) {};
+  EXPECT_EQ(plan("portable").status().code(), KDA_FAILED_PRECONDITION);
+  const Status run = run_plan<Prefill>(p.value().get(), &args, {}, nullptr);
+  EXPECT_EQ(run.code(), KDA_FAILED_PRECONDITION);
+  EXPECT_NE(run.message().find("observer"), std::string::npos) << run.message();
+  context_.allow_observers = true;
+  EXPECT_EQ(chosen("portable"), "portable");
+  EXPECT_EQ(run_plan<Prefill>(p.value().get(), &args, {}, nullptr).code(),
+            KDA_INVALID_ARGUMENT);  // of the empty struct
 }
 
 TEST_F(Resolver, Y16_NoPlansAfterSealUnlessAllowed) {
