@@ -5,19 +5,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/checked.h"
 #include "base/half.h"
 #include "core/rows.h"
 #include "core/validate.h"
 
 namespace kda {
 namespace {
-
-Status check_active_count(const kda_sequences& s, int64_t n) {
-  if (!present(s.num_active)) return {};
-  const int64_t active = index_view(s.num_active)[0];
-  if (active >= 0 && active <= n) return {};
-  return invalid_argument("num_active: wanted 0 to ", n, ", got ", active);
-}
 
 Status check_ranges(const kda_sequences& s, int64_t tokens, int64_t active) {
   const IndexView begin = index_view(s.begin), length = index_view(s.length);
@@ -50,8 +44,15 @@ double load_gate(const kda_tensor& gate, const char* at) {
 
 }  // namespace
 
+Status check_active_value(const kda_tensor& num_active, int64_t n) {
+  if (!present(num_active)) return {};
+  const int64_t active = index_view(num_active)[0];
+  if (active >= 0 && active <= n) return {};
+  return invalid_argument("num_active: wanted 0 to ", n, ", got ", active);
+}
+
 Status check_offset_values(const kda_sequences& s, const TokenShape& shape) {
-  KDA_RETURN_IF_ERROR(check_active_count(s, shape.sequences));
+  KDA_RETURN_IF_ERROR(check_active_value(s.num_active, shape.sequences));
   const int64_t active = present(s.num_active) ? index_view(s.num_active)[0] : shape.sequences;
   if (present(s.begin)) return check_ranges(s, shape.tokens, active);
   if (!present(s.cu_seqlens)) return {};
@@ -64,28 +65,6 @@ Status check_offset_values(const kda_sequences& s, const TokenShape& shape) {
     if (cu[n + 1] > shape.tokens) {
       return invalid_argument("cu_seqlens[", n + 1, "]: wanted at most ", shape.tokens, " rows, got ", cu[n + 1]);
     }
-  }
-  return {};
-}
-
-Status check_slot_values(const char* name, const kda_tensor& slots, int64_t active, int64_t columns, int64_t count,
-                         int64_t null_slot, bool distinct) {
-  std::vector<std::pair<int64_t, int64_t>> live;
-  for (int64_t n = 0; n < active; ++n) {
-    const IndexView row = index_row(slots, n);
-    for (int64_t c = 0; c < std::min(columns, row.size); ++c) {
-      if (row[c] >= count) {
-        return invalid_argument(name, "[", n, ", ", c, "]: wanted a slot below ", count, " or a negative one, got ", row[c]);
-      }
-      if (slot_is_live(row[c], count, null_slot)) live.emplace_back(row[c], n);
-    }
-  }
-  if (!distinct) return {};
-  std::sort(live.begin(), live.end());
-  for (size_t i = 1; i < live.size(); ++i) {
-    if (live[i].first != live[i - 1].first) continue;
-    return invalid_argument(name, ": wanted distinct live slots, got slot ", live[i].first, " in rows ",
-                            live[i - 1].second, " and ", live[i].second);
   }
   return {};
 }
@@ -122,6 +101,32 @@ Status check_row_values(const kda_tensor& out_rows, int64_t rows) {
     if (used[i].first != used[i - 1].first) continue;
     return invalid_argument("out_rows: wanted distinct rows, got row ", used[i].first, " at positions ",
                             used[i - 1].second, " and ", used[i].second);
+  }
+  return {};
+}
+
+Status check_chunk_values(const kda_sequences& s, const kda_tensor& token, const kda_tensor& indices,
+                          const kda_tensor& offsets) {
+  if (!present(indices)) return {};
+  const SequenceTable table(s, token, 3);
+  const IndexView before = index_view(offsets);
+  int64_t row = 0;
+  for (int64_t n = 0; n < table.active(); ++n) {
+    if (before[n] != row) return invalid_argument("chunk_offsets[", n, "]: wanted ", row, ", got ", before[n]);
+    const int64_t chunks = ceil_div(table.span(n).length, KDA_PREFILL_GRID);
+    if (row + chunks > indices.shape[0]) {
+      return invalid_argument("chunk_indices: wanted a row for each of ", row + chunks, " chunks, got ",
+                              indices.shape[0]);
+    }
+    for (int64_t c = 0; c < chunks; ++c, ++row) {
+      const IndexView pair = index_row(indices, row);
+      if (pair[0] == n && pair[1] == c) continue;
+      return invalid_argument("chunk_indices[", row, "]: wanted (", n, ", ", c, "), got (", pair[0], ", ", pair[1],
+                              ")");
+    }
+  }
+  if (table.active() == table.count() && before[table.count()] != row) {
+    return invalid_argument("chunk_offsets[", table.count(), "]: wanted ", row, ", got ", before[table.count()]);
   }
   return {};
 }

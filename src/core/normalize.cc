@@ -68,7 +68,8 @@ Status normalize_attention(kda_attention_spec& a) {
   }
   if (a.key_dim < 1) return invalid_argument("key_dim: wanted K >= 1, got ", a.key_dim);
   if (a.value_dim < 1) return invalid_argument("value_dim: wanted V >= 1, got ", a.value_dim);
-  if (!checked_product({a.num_value_heads, a.key_dim + a.value_dim, a.key_dim, 8})) {
+  const auto rows = checked_add(a.key_dim, a.value_dim);
+  if (!rows || !checked_product({a.num_value_heads, *rows, a.key_dim, 8})) {
     return invalid_argument("attention: wanted a state below 2^63 bytes, got HV ", a.num_value_heads, ", V ",
                             a.value_dim, ", K ", a.key_dim);
   }
@@ -107,7 +108,8 @@ Status SegmentMerge::normalize(kda_segment_merge_desc& d) {
   if (d.num_value_heads < 1) return invalid_argument("num_value_heads: wanted HV >= 1, got ", d.num_value_heads);
   if (d.key_dim < 1) return invalid_argument("key_dim: wanted K >= 1, got ", d.key_dim);
   if (d.value_dim < 1) return invalid_argument("value_dim: wanted V >= 1, got ", d.value_dim);
-  if (!checked_product({d.num_value_heads, d.key_dim + d.value_dim, d.key_dim, 4})) {
+  const auto rows = checked_add(d.key_dim, d.value_dim);
+  if (!rows || !checked_product({d.num_value_heads, *rows, d.key_dim, 4})) {
     return invalid_argument("segment_merge: wanted a summary below 2^63 bytes, got HV ", d.num_value_heads, ", V ",
                             d.value_dim, ", K ", d.key_dim);
   }
@@ -188,6 +190,10 @@ Status Conv::normalize(kda_conv_desc& d) {
 Status GatedNorm::normalize(kda_gated_norm_desc& d) {
   if (d.num_value_heads < 1) return invalid_argument("num_value_heads: wanted HV >= 1, got ", d.num_value_heads);
   if (d.value_dim < 1) return invalid_argument("value_dim: wanted V >= 1, got ", d.value_dim);
+  if (!checked_product({d.num_value_heads, d.value_dim, 128})) {
+    return invalid_argument("gated_norm: wanted a row below 2^56 elements, got HV ", d.num_value_heads, ", V ",
+                            d.value_dim);
+  }
   KDA_RETURN_IF_ERROR(default_dtype("io_dtype", d.io_dtype, KDA_BF16, {KDA_FP32, KDA_BF16, KDA_FP16}));
   KDA_RETURN_IF_ERROR(default_dtype("out_dtype", d.out_dtype, d.io_dtype, {d.io_dtype, KDA_FP64}));
   if (!std::isfinite(d.eps) || d.eps < 0) return invalid_argument("eps: wanted a finite number >= 0, got ", d.eps);

@@ -25,8 +25,11 @@ class SequenceTable {
       : cu_(index_view(s.cu_seqlens)), begin_(index_view(s.begin)), length_(index_view(s.length)) {
     batched_ = token.rank > row_dims;
     tokens_ = token.shape[batched_ ? 1 : 0];
-    if (cu_) count_ = cu_.size - 1;
-    else if (begin_) count_ = begin_.size;
+    // By presence, not by address: the vectors of no sequences may be NULL (Z-1).
+    offsets_ = present(s.cu_seqlens);
+    ranges_ = present(s.begin);
+    if (offsets_) count_ = cu_.size - 1;
+    else if (ranges_) count_ = begin_.size;
     else count_ = batched_ ? token.shape[0] : 1;
     active_ = count_;
     if (present(s.num_active)) active_ = std::clamp<int64_t>(index_view(s.num_active)[0], 0, count_);
@@ -37,29 +40,25 @@ class SequenceTable {
 
   // Offsets are clamped to [0, T] and lengths to >= 0 (P-13).
   TokenSpan span(int64_t n) const {
-    if (cu_) {
+    if (offsets_) {
       const int64_t first = std::clamp<int64_t>(cu_[n], 0, tokens_);
       const int64_t last = std::clamp<int64_t>(cu_[n + 1], 0, tokens_);
       return {0, first, std::max<int64_t>(0, last - first)};
     }
-    if (begin_) {
+    if (ranges_) {
       const int64_t length = std::max<int64_t>(0, length_[n]);
       const int64_t begin = begin_[n];
-      if (begin < 0 || begin > tokens_) {
-        const int64_t first = std::clamp<int64_t>(begin, 0, tokens_);
-        // Keep the rows of the range that lie inside [0, T).
-        const int64_t last =
-            begin < 0 ? std::clamp<int64_t>(length > -begin ? length + begin : 0, 0, tokens_) : first;
-        return {0, first, last - first};
-      }
-      return {0, begin, std::min(length, tokens_ - begin)};
+      // The rows of the range that lie inside [0, T).
+      if (begin < 0) return {0, 0, std::clamp<int64_t>(length + begin, 0, tokens_)};
+      const int64_t first = std::min(begin, tokens_);
+      return {0, first, std::min(length, tokens_ - first)};
     }
     return {batched_ ? n : 0, 0, tokens_};
   }
 
  private:
   IndexView cu_, begin_, length_;
-  bool batched_ = false;
+  bool batched_ = false, offsets_ = false, ranges_ = false;
   int64_t tokens_ = 0, count_ = 0, active_ = 0;
 };
 

@@ -1,6 +1,6 @@
 #include "core/validate.h"
 
-#include <cmath>
+#include <algorithm>
 
 #include "base/checked.h"
 
@@ -56,6 +56,25 @@ bool interleave(const kda_tensor& a, const kda_tensor& b, int dim, int64_t delta
   return interleave(a, b, dim + 1, rest) && interleave(a, b, dim + 1, rest - stride);
 }
 
+// True if no two elements of a view share memory: taken by growing strides, each dimension steps over all that lie
+// within the ones before. (Stricter than need be: views that interleave with themselves otherwise are refused.)
+bool elements_apart(const kda_tensor& t) {
+  const auto stride = [&](int dim) { return t.strides[dim] < 0 ? -t.strides[dim] : t.strides[dim]; };
+  bool taken[KDA_MAX_RANK] = {};
+  int64_t extent = 1;
+  for (int round = 0; round < t.rank; ++round) {
+    int next = -1;
+    for (int i = 0; i < t.rank; ++i) {
+      if (!taken[i] && t.shape[i] > 1 && (next < 0 || stride(i) < stride(next))) next = i;
+    }
+    if (next < 0) return true;
+    if (stride(next) < extent) return false;
+    extent += (t.shape[next] - 1) * stride(next);
+    taken[next] = true;
+  }
+  return true;
+}
+
 bool rows_interleave(const kda_tensor& a, const kda_tensor& b) {
   return interleave(a, b, 0, static_cast<char*>(b.data) - static_cast<char*>(a.data));
 }
@@ -78,9 +97,9 @@ Status check_view(const char* name, const kda_tensor& t, const kda_device& devic
   for (int i = 0; i < t.rank; ++i) {
     if (t.shape[i] < 0) return invalid_argument(name, ": wanted sizes >= 0, got ", shape_string(t));
     const auto product = checked_mul(elements, t.shape[i]);
-    const auto step =
-        checked_mul(t.shape[i] > 0 ? t.shape[i] - 1 : 0, t.strides[i] < 0 ? -t.strides[i] : t.strides[i]);
-    const auto total = step ? checked_add(reach, *step) : std::nullopt;
+    const auto step = checked_mul(t.shape[i] > 0 ? t.shape[i] - 1 : 0, t.strides[i]);
+    const auto length = step ? checked_mul(*step, *step < 0 ? -1 : 1) : std::nullopt;
+    const auto total = length ? checked_add(reach, *length) : std::nullopt;
     if (!product || !total || !checked_mul(*total, 8)) {
       return invalid_argument(name, ": wanted a size below 2^63 bytes, got ", describe(t));
     }
@@ -103,7 +122,7 @@ void AliasCheck::add(const char* name, const kda_tensor& t, bool written) {
 
 Status AliasCheck::result(const kda_workspace& workspace) const {
   const auto base = reinterpret_cast<uintptr_t>(workspace.data);
-  const ByteRange lent{base, base + workspace.bytes};
+  const ByteRange lent{base, base + std::min<uintptr_t>(workspace.bytes, UINTPTR_MAX - base)};
   for (int i = 0; i < count_; ++i) {
     if (!lent.overlaps(entries_[i].range)) continue;
     return invalid_argument("workspace: wanted memory apart from ", entries_[i].name, ", got overlapping bytes [",
@@ -112,6 +131,10 @@ Status AliasCheck::result(const kda_workspace& workspace) const {
   }
   for (int i = 0; i < count_; ++i) {
     if (!entries_[i].written) continue;
+    if (!elements_apart(*entries_[i].tensor)) {
+      return invalid_argument(entries_[i].name, ": wanted elements that share no memory, got ",
+                              describe(*entries_[i].tensor));
+    }
     for (int j = 0; j < count_; ++j) {
       if (j == i || (entries_[j].written && j < i) || !entries_[i].range.overlaps(entries_[j].range)) continue;
       if (rows_interleave(*entries_[i].tensor, *entries_[j].tensor)) continue;
@@ -191,15 +214,15 @@ Status check_absent(const char* name, const kda_tensor& t, const char* why) {
   return invalid_argument(name, ": wanted none (", why, "), got ", describe(t));
 }
 
-Status check_sequences(const kda_sequences& s, const kda_tensor& token, int row_dims, int64_t max_tokens,
-                       int64_t max_sequences, TokenShape& shape) {
+Status check_sequences(const kda_sequences& s, const char* name, const kda_tensor& token, int row_dims,
+                       int64_t max_tokens, int64_t max_sequences, TokenShape& shape) {
   const bool cu = present(s.cu_seqlens), ranges = present(s.begin) || present(s.length);
   if (cu && ranges) return invalid_argument("sequences: wanted cu_seqlens or begin and length, got both");
   if (!present(token) || token.rank < row_dims || token.rank > row_dims + 1 ||
       (token.rank > row_dims && (cu || ranges))) {
-    return invalid_argument("sequences: wanted token tensors of rank ", row_dims,
-                            cu || ranges ? "" : str_cat(" or ", row_dims + 1, " (batched)"), ", got ",
-                            describe(token));
+    return invalid_argument(name, ": wanted a tensor of rank ", row_dims,
+                            cu || ranges ? " (with offsets or ranges)" : str_cat(" or ", row_dims + 1, " (batched)"),
+                            ", got ", describe(token));
   }
   shape.batched = token.rank > row_dims;
   shape.batch = shape.batched ? token.shape[0] : 1;
@@ -270,8 +293,8 @@ Status check_conv_weight(const char* name, const kda_tensor& t, int64_t channels
   return check_tensor(name, t, {KDA_FP32}, {channels, width}, 2);
 }
 
-Status check_out(const kda_tensor& out, const kda_tensor& out_rows, const TokenShape& shape, kda_dtype dtype,
-                 std::initializer_list<int64_t> inner) {
+Status check_out(const char* name, const kda_tensor& out, const kda_tensor& out_rows, const TokenShape& shape,
+                 kda_dtype dtype, std::initializer_list<int64_t> inner) {
   TokenShape rows = shape;
   if (present(out_rows)) {
     if (shape.batched) return invalid_argument("out_rows: wanted none with batched tokens, got ", describe(out_rows));
@@ -280,7 +303,7 @@ Status check_out(const kda_tensor& out, const kda_tensor& out_rows, const TokenS
     KDA_RETURN_IF_ERROR(check_index("out_rows", out_rows, shape.tokens));
     if (present(out) && out.rank > 0) rows.tokens = out.shape[0];
   }
-  KDA_RETURN_IF_ERROR(check_token_tensor("out", out, rows, {dtype}, inner, 1));
+  KDA_RETURN_IF_ERROR(check_token_tensor(name, out, rows, {dtype}, inner, 1));
   return {};
 }
 

@@ -1,15 +1,46 @@
 // Host checks of conv and gated norm runs (spec W, L-7.4).
-#include "core/rows.h"
-#include "core/validate.h"
+#include "core/check_slots.h"
 
 namespace kda {
 namespace {
 
-constexpr const char* kNames[3][3] = {{"x[0]", "x[1]", "x[2]"}, {"state[0]", "state[1]", "state[2]"}, {"out[0]", "out[1]", "out[2]"}};
+struct PartNames {
+  const char *x, *weight, *bias, *state, *out;
+};
+constexpr PartNames kNames[3] = {{"x[0]", "weight[0]", "bias[0]", "state[0]", "out[0]"},
+                                 {"x[1]", "weight[1]", "bias[1]", "state[1]", "out[1]"},
+                                 {"x[2]", "weight[2]", "bias[2]", "state[2]", "out[2]"}};
+
+// Tensors of part i.
+Status check_conv_part(const kda_conv_desc& d, const kda_conv_args& args, const TokenShape& shape, int i) {
+  const PartNames& names = kNames[i];
+  if (i >= d.parts) {
+    const char* const why = "the plan has one merged part";
+    KDA_RETURN_IF_ERROR(check_absent(names.x, args.x[i], why));
+    KDA_RETURN_IF_ERROR(check_absent(names.weight, args.weight[i], why));
+    KDA_RETURN_IF_ERROR(check_absent(names.bias, args.bias[i], why));
+    KDA_RETURN_IF_ERROR(check_absent(names.state, args.state[i], why));
+    return check_absent(names.out, args.out[i], why);
+  }
+  KDA_RETURN_IF_ERROR(check_token_tensor(names.x, args.x[i], shape, {d.io_dtype}, {d.channels[i]}, 1));
+  KDA_RETURN_IF_ERROR(check_conv_weight(names.weight, args.weight[i], d.channels[i], d.width));
+  if (present(args.bias[i])) KDA_RETURN_IF_ERROR(check_parameter(names.bias, args.bias[i], d.channels[i]));
+  if (present(args.state[0])) {
+    int64_t columns = d.width - 1;
+    if (d.mode == KDA_CONV_COLUMNS) columns += d.verify_width - 1;
+    if (d.mode == KDA_CONV_RECORDS) columns += d.verify_width;
+    KDA_RETURN_IF_ERROR(check_conv_state(names.state, args.state[i], d.layout, d.channels[i], columns, d.state_dtype,
+                                         i == 0 ? kAny : args.state[0].shape[0]));
+  } else {
+    KDA_RETURN_IF_ERROR(check_absent(names.state, args.state[i], "state[0] is absent"));
+  }
+  return check_out(names.out, args.out[i], args.out_rows, shape, d.out_dtype, {d.channels[i]});
+}
 
 // Slots, flags and counts of the rows.
 Status check_conv_rows(const kda_conv_desc& d, const kda_conv_args& args, int64_t n) {
   if (present(args.slots)) {
+    if (!present(args.state[0])) return invalid_argument("state[0]: wanted a pool for the given slots, got none");
     KDA_RETURN_IF_ERROR(check_index("slots", args.slots, n));
   } else if (present(args.state[0]) && args.state[0].shape[0] != n) {
     return invalid_argument("state[0]: wanted ", n, " packed windows without slots, got ", args.state[0].shape[0]);
@@ -52,55 +83,60 @@ Status check_conv_checkpoints(const kda_conv_desc& d, const kda_conv_args& args,
   return check_tensor("checkpoint_slots", args.checkpoint_slots, {KDA_INT32, KDA_INT64}, {n, count});
 }
 
+// Counts of row n in checked mode: tokens, accepted, recorded.
+Status check_conv_counts(const kda_conv_desc& d, const kda_conv_args& args, const SequenceTable& table, int64_t n) {
+  if (d.mode == KDA_CONV_PREFILL) return {};
+  KDA_RETURN_IF_ERROR(check_length_value(table, n, d.verify_width));
+  if (d.mode == KDA_CONV_COLUMNS) return check_accepted_value(args.accepted, n, d.verify_width);
+  if (!d.fold) return {};
+  const int64_t slot = present(args.slots) ? index_row(args.slots, n)[0] : n;
+  if (!slot_is_live(slot, args.state[0].shape[0], d.null_slot)) return {};
+  const int64_t row = record_row(args.record_count, args.record_rows, slot, n);
+  return check_record_values(args.record_count, row, args.accepted, n, d.verify_width);
+}
+
 }  // namespace
 
 Status Conv::validate(const kda_conv_desc& d, const kda_conv_args& args) {
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, args.x[0], 2, d.max_tokens, d.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "x[0]", args.x[0], 2, d.max_tokens, d.max_sequences, shape));
   const int64_t n = shape.sequences;
   const bool states = present(args.state[0]);
   if (!states && (d.mode != KDA_CONV_PREFILL || d.initial_state != KDA_INITIAL_NONE)) {
     return invalid_argument("state[0]: wanted a conv pool, got none");
   }
-  int64_t columns = d.width - 1;
-  if (d.mode == KDA_CONV_COLUMNS) columns += d.verify_width - 1;
-  if (d.mode == KDA_CONV_RECORDS) columns += d.verify_width;
-  for (int i = 0; i < 3; ++i) {
-    if (i >= d.parts) {
-      KDA_RETURN_IF_ERROR(check_absent(kNames[0][i], args.x[i], "the plan has one merged part"));
-      continue;
-    }
-    KDA_RETURN_IF_ERROR(check_token_tensor(kNames[0][i], args.x[i], shape, {d.io_dtype}, {d.channels[i]}, 1));
-    KDA_RETURN_IF_ERROR(check_conv_weight("weight", args.weight[i], d.channels[i], d.width));
-    if (present(args.bias[i])) KDA_RETURN_IF_ERROR(check_parameter("bias", args.bias[i], d.channels[i]));
-    if (states) {
-      KDA_RETURN_IF_ERROR(check_conv_state(kNames[1][i], args.state[i], d.layout, d.channels[i], columns,
-                                           d.state_dtype, i == 0 ? kAny : args.state[0].shape[0]));
-    }
-    KDA_RETURN_IF_ERROR(check_out(args.out[i], args.out_rows, shape, d.out_dtype, {d.channels[i]}));
-  }
+  for (int i = 0; i < 3; ++i) KDA_RETURN_IF_ERROR(check_conv_part(d, args, shape, i));
   KDA_RETURN_IF_ERROR(check_conv_rows(d, args, n));
   return check_conv_checkpoints(d, args, n);
 }
 
 Status Conv::check_values(const kda_conv_desc& d, const kda_conv_args& args) {
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, args.x[0], 2, d.max_tokens, d.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "x[0]", args.x[0], 2, d.max_tokens, d.max_sequences, shape));
   KDA_RETURN_IF_ERROR(check_offset_values(args.sequences, shape));
-  if (!present(args.slots)) return {};
   const SequenceTable table(args.sequences, args.x[0], 2);
-  const kda_tensor& write = present(args.write_slots) ? args.write_slots : args.slots;
-  KDA_RETURN_IF_ERROR(check_slot_values("slots", args.slots, table.active(), 1, args.state[0].shape[0], d.null_slot, false));
-  return check_slot_values("write slots", write, table.active(), 1, args.state[0].shape[0], d.null_slot, true);
+  for (int64_t n = 0; n < table.active(); ++n) KDA_RETURN_IF_ERROR(check_conv_counts(d, args, table, n));
+  KDA_RETURN_IF_ERROR(check_checkpoint_values(args.checkpoint_offsets, table));
+  KDA_RETURN_IF_ERROR(check_pool_values({{d.initial_state, d.null_slot},
+                                         args.state[0],
+                                         args.slots,
+                                         args.write_slots,
+                                         args.has_initial_state,
+                                         true,
+                                         args.checkpoint_offsets,
+                                         args.checkpoint_slots},
+                                        table));
+  if (present(args.out_rows)) return check_row_values(args.out_rows, args.out[0].shape[0]);
+  return {};
 }
 
 void Conv::visit_tensors(const kda_conv_args& args, const TensorVisitor& visit) {
   for (int i = 0; i < 3; ++i) {
-    visit(kNames[0][i], args.x[i], false);
-    visit("weight", args.weight[i], false);
-    visit("bias", args.bias[i], false);
-    visit(kNames[1][i], args.state[i], true);
-    visit(kNames[2][i], args.out[i], true);
+    visit(kNames[i].x, args.x[i], false);
+    visit(kNames[i].weight, args.weight[i], false);
+    visit(kNames[i].bias, args.bias[i], false);
+    visit(kNames[i].state, args.state[i], true);
+    visit(kNames[i].out, args.out[i], true);
   }
   visit_sequences(args.sequences, visit);
   visit("slots", args.slots, false);
@@ -116,7 +152,7 @@ void Conv::visit_tensors(const kda_conv_args& args, const TensorVisitor& visit) 
 
 Status GatedNorm::validate(const kda_gated_norm_desc& d, const kda_gated_norm_args& args) {
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences({}, args.o, 3, d.max_tokens, INT64_MAX, shape));
+  KDA_RETURN_IF_ERROR(check_sequences({}, "o", args.o, 3, d.max_tokens, INT64_MAX, shape));
   const auto inner = {d.num_value_heads, d.value_dim};
   KDA_RETURN_IF_ERROR(check_token_tensor("o", args.o, shape, {d.io_dtype}, inner, 1));
   KDA_RETURN_IF_ERROR(check_token_tensor("z", args.z, shape, {d.io_dtype}, inner, 1));

@@ -1,6 +1,5 @@
 // Host checks of decode, commit and decode_step runs (spec V, P-3).
-#include "core/rows.h"
-#include "core/validate.h"
+#include "core/check_slots.h"
 
 namespace kda {
 namespace {
@@ -39,33 +38,70 @@ Status check_decode_rows(const kda_decode_desc& d, const kda_decode_args& args, 
   } else {
     KDA_RETURN_IF_ERROR(check_absent("has_initial_state", args.has_initial_state, "the plan's initial_state is not flags"));
   }
-  if (d.mode == KDA_DECODE_COLUMNS) return check_absent("records.u", args.records.u, "columns mode has no records");
+  if (d.mode == KDA_DECODE_COLUMNS) {
+    const char* const why = "columns mode has no records";
+    KDA_RETURN_IF_ERROR(check_absent("records.u", args.records.u, why));
+    KDA_RETURN_IF_ERROR(check_absent("records.kg", args.records.kg, why));
+    KDA_RETURN_IF_ERROR(check_absent("records.count", args.records.count, why));
+    return check_absent("records.record_rows", args.records.record_rows, why);
+  }
   return check_records(a, d.width, args.records, n, args.state.shape[0]);
 }
 
-Status check_accepted_values(const kda_decode_desc& d, const kda_decode_args& args, int64_t active) {
-  if (!present(args.accepted) || d.mode == KDA_DECODE_RECORDS) return {};
-  const int64_t width = present(args.slots) && args.slots.rank == 2 ? args.slots.shape[1] : 1;
-  const IndexView accepted = index_view(args.accepted);
-  for (int64_t n = 0; n < active; ++n) {
-    if (accepted[n] >= 1 && accepted[n] <= width) continue;
-    return invalid_argument("accepted[", n, "]: wanted 1 to ", width, ", got ", accepted[n]);
+// Counts of row n: accepted, recorded, tokens.
+Status check_decode_counts(const kda_decode_desc& d, const kda_decode_args& args, const SequenceTable& table,
+                           int64_t n) {
+  const bool records = d.mode == KDA_DECODE_RECORDS;
+  if (records || d.store == KDA_STORE_PER_TOKEN) KDA_RETURN_IF_ERROR(check_length_value(table, n, d.width));
+  if (!records) {
+    const bool wide = present(args.slots) && args.slots.rank == 2;
+    return check_accepted_value(args.accepted, n, wide ? std::min<int64_t>(args.slots.shape[1], d.width) : 1);
   }
-  return {};
+  if (!d.fold) return {};
+  const int64_t slot = present(args.slots) ? index_row(args.slots, n)[0] : n;
+  if (!slot_is_live(slot, args.state.shape[0], d.null_slot)) return {};
+  const int64_t row = record_row(args.records.count, args.records.record_rows, slot, n);
+  return check_record_values(args.records.count, row, args.accepted, n, d.width);
+}
+
+// Notes what an active row n reads and writes.
+void note_decode_slots(const kda_decode_desc& d, const kda_decode_args& args, const SequenceTable& table, int64_t n,
+                       SlotValues& slots, SlotValues& records) {
+  const DecodeRow row = decode_row(d, args, table, n);
+  if (!row.active) return;
+  const char* const target = present(args.write_slots) ? "write_slots" : "slots";
+  if (!row.fresh) slots.reads(n, row.start_slot);
+  if (d.mode == KDA_DECODE_RECORDS) {
+    if (d.fold) slots.writes(target, n, row.start_slot);
+    records.writes(present(args.records.record_rows) ? "records.record_rows" : target, n, row.record);
+    return;
+  }
+  const int64_t stored = d.store == KDA_STORE_PER_TOKEN ? row.span.length : 1;
+  for (int64_t t = 0; t < std::max<int64_t>(stored, row.fresh ? 1 : 0); ++t) {
+    slots.writes(target, n, store_slot(d, args, n, t));
+  }
 }
 
 Status check_decode_values(const kda_decode_desc& d, const kda_decode_args& args, const kda_tensor& token, int row_dims) {
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, token, row_dims, d.max_tokens, d.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "q", token, row_dims, d.max_tokens, d.max_sequences, shape));
   KDA_RETURN_IF_ERROR(check_offset_values(args.sequences, shape));
   const SequenceTable table(args.sequences, token, row_dims);
-  if (present(args.slots)) {
-    const kda_tensor& write = present(args.write_slots) ? args.write_slots : args.slots;
-    const int64_t columns = d.mode == KDA_DECODE_COLUMNS && d.store == KDA_STORE_PER_TOKEN ? d.width : 1;
-    KDA_RETURN_IF_ERROR(check_slot_values("slots", args.slots, table.active(), columns, args.state.shape[0], d.null_slot, false));
-    KDA_RETURN_IF_ERROR(check_slot_values("write slots", write, table.active(), columns, args.state.shape[0], d.null_slot, true));
+  const int64_t columns = d.mode == KDA_DECODE_COLUMNS ? d.width : 1;
+  SlotValues slots(args.state.shape[0], d.null_slot);
+  SlotValues records(present(args.records.count) ? args.records.count.shape[0] : 0, -1);
+  for (int64_t n = 0; n < table.active(); ++n) {
+    if (present(args.slots)) KDA_RETURN_IF_ERROR(slots.check_range("slots", args.slots, n, columns));
+    if (present(args.write_slots))
+      KDA_RETURN_IF_ERROR(slots.check_range("write_slots", args.write_slots, n, columns));
+    if (present(args.records.record_rows)) {
+      KDA_RETURN_IF_ERROR(records.check_range("records.record_rows", args.records.record_rows, n, 1));
+    }
+    KDA_RETURN_IF_ERROR(check_decode_counts(d, args, table, n));
+    note_decode_slots(d, args, table, n, slots, records);
   }
-  KDA_RETURN_IF_ERROR(check_accepted_values(d, args, table.active()));
+  KDA_RETURN_IF_ERROR(slots.check_apart());
+  KDA_RETURN_IF_ERROR(records.check_apart());
   KDA_RETURN_IF_ERROR(check_gate_values(d.attention, args.sequences, args.gate));
   if (present(args.out_rows)) return check_row_values(args.out_rows, args.out.shape[0]);
   return {};
@@ -96,11 +132,11 @@ constexpr const char* kPartNames[3][3] = {{"x[0]", "x[1]", "x[2]"},
 Status Decode::validate(const kda_decode_desc& d, const kda_decode_args& args) {
   const kda_attention_spec& a = d.attention;
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, args.q, 3, d.max_tokens, d.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "q", args.q, 3, d.max_tokens, d.max_sequences, shape));
   KDA_RETURN_IF_ERROR(check_attention_tokens(a, shape, &args.q, &args.k, &args.v, args.gate, args.beta));
   KDA_RETURN_IF_ERROR(check_gate_parameters(a, args.A_log, args.dt_bias));
   KDA_RETURN_IF_ERROR(check_decode_rows(d, args, shape.sequences));
-  return check_out(args.out, args.out_rows, shape, a.out_dtype, {a.num_value_heads, a.value_dim});
+  return check_out("out", args.out, args.out_rows, shape, a.out_dtype, {a.num_value_heads, a.value_dim});
 }
 
 Status Decode::check_values(const kda_decode_desc& d, const kda_decode_args& args) {
@@ -134,9 +170,24 @@ Status Commit::validate(const kda_commit_desc& d, const kda_commit_args& args) {
 }
 
 Status Commit::check_values(const kda_commit_desc& d, const kda_commit_args& args) {
-  const int64_t n = args.slots.shape[0];
-  const int64_t active = present(args.num_active) ? std::clamp<int64_t>(index_view(args.num_active)[0], 0, n) : n;
-  return check_slot_values("slots", args.slots, active, 1, args.state.shape[0], d.null_slot, true);
+  const int64_t count = args.slots.shape[0];
+  KDA_RETURN_IF_ERROR(check_active_value(args.num_active, count));
+  const int64_t active = present(args.num_active) ? index_view(args.num_active)[0] : count;
+  SlotValues slots(args.state.shape[0], d.null_slot), records(args.records.count.shape[0], -1);
+  for (int64_t n = 0; n < active; ++n) {
+    KDA_RETURN_IF_ERROR(slots.check_range("slots", args.slots, n, 1));
+    if (present(args.records.record_rows)) {
+      KDA_RETURN_IF_ERROR(records.check_range("records.record_rows", args.records.record_rows, n, 1));
+    }
+    const int64_t slot = index_row(args.slots, n)[0];
+    if (!slot_is_live(slot, args.state.shape[0], d.null_slot)) continue;
+    const int64_t row = record_row(args.records.count, args.records.record_rows, slot, n);
+    KDA_RETURN_IF_ERROR(check_record_values(args.records.count, row, args.accepted, n, d.width));
+    slots.writes("slots", n, slot);
+    records.writes("records.record_rows", n, row);
+  }
+  KDA_RETURN_IF_ERROR(slots.check_apart());
+  return records.check_apart();
 }
 
 void Commit::visit_tensors(const kda_commit_args& args, const TensorVisitor& visit) {
@@ -157,7 +208,8 @@ Status DecodeStep::validate(const kda_decode_step_desc& d, const kda_decode_step
   const kda_attention_spec& a = d.decode.attention;
   const kda_decode_args& dec = args.decode;
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences(dec.sequences, args.x[0], 2, d.decode.max_tokens, d.decode.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(
+      check_sequences(dec.sequences, "x[0]", args.x[0], 2, d.decode.max_tokens, d.decode.max_sequences, shape));
   KDA_RETURN_IF_ERROR(check_absent("q", dec.q, "decode_step takes raw projections x"));
   KDA_RETURN_IF_ERROR(check_absent("k", dec.k, "decode_step takes raw projections x"));
   KDA_RETURN_IF_ERROR(check_absent("v", dec.v, "decode_step takes raw projections x"));
@@ -187,7 +239,7 @@ Status DecodeStep::validate(const kda_decode_step_desc& d, const kda_decode_step
     KDA_RETURN_IF_ERROR(check_token_tensor("z", args.z, shape, {a.io_dtype}, {a.num_value_heads, a.value_dim}, 1));
     KDA_RETURN_IF_ERROR(check_parameter("norm_weight", args.norm_weight, a.value_dim));
   }
-  return check_out(dec.out, dec.out_rows, shape, a.out_dtype, {a.num_value_heads, a.value_dim});
+  return check_out("out", dec.out, dec.out_rows, shape, a.out_dtype, {a.num_value_heads, a.value_dim});
 }
 
 Status DecodeStep::check_values(const kda_decode_step_desc& d, const kda_decode_step_args& args) {

@@ -1,6 +1,5 @@
 // Host checks of prefill and segment-map runs (spec, K-1, S-9).
-#include "core/rows.h"
-#include "core/validate.h"
+#include "core/check_slots.h"
 
 namespace kda {
 namespace {
@@ -71,40 +70,32 @@ Status check_chunk_tables(const kda_prefill_args& args, int64_t n) {
 Status Prefill::validate(const kda_prefill_desc& d, const kda_prefill_args& args) {
   const kda_attention_spec& a = d.attention;
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, args.q, 3, d.max_tokens, d.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "q", args.q, 3, d.max_tokens, d.max_sequences, shape));
   KDA_RETURN_IF_ERROR(check_attention_tokens(a, shape, &args.q, &args.k, &args.v, args.gate, args.beta));
   KDA_RETURN_IF_ERROR(check_gate_parameters(a, args.A_log, args.dt_bias));
   KDA_RETURN_IF_ERROR(check_states(d, args, shape.sequences));
   KDA_RETURN_IF_ERROR(check_checkpoints(d, args, shape.sequences));
   KDA_RETURN_IF_ERROR(check_chunk_tables(args, shape.sequences));
-  return check_out(args.out, args.out_rows, shape, a.out_dtype, {a.num_value_heads, a.value_dim});
+  return check_out("out", args.out, args.out_rows, shape, a.out_dtype, {a.num_value_heads, a.value_dim});
 }
 
 Status Prefill::check_values(const kda_prefill_desc& d, const kda_prefill_args& args) {
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, args.q, 3, d.max_tokens, d.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "q", args.q, 3, d.max_tokens, d.max_sequences, shape));
   KDA_RETURN_IF_ERROR(check_offset_values(args.sequences, shape));
   const SequenceTable table(args.sequences, args.q, 3);
-  if (present(args.slots)) {
-    const int64_t count = args.state.shape[0];
-    const bool stores = !args.no_final_state && !present(args.final_state);
-    const bool apart = present(args.write_slots);
-    KDA_RETURN_IF_ERROR(check_slot_values("slots", args.slots, table.active(), 1, count, d.null_slot, stores && !apart));
-    if (apart) {
-      KDA_RETURN_IF_ERROR(
-          check_slot_values("write_slots", args.write_slots, table.active(), 1, count, d.null_slot, stores));
-    }
-  }
-  if (present(args.checkpoint_offsets)) {
-    for (int64_t n = 0; n < table.active(); ++n) {
-      const IndexView row = index_row(args.checkpoint_offsets, n);
-      for (int64_t c = 0; c < row.size; ++c) {
-        if (row[c] <= table.span(n).length) continue;
-        return invalid_argument("checkpoint_offsets[", n, ", ", c, "]: wanted at most the sequence's length ",
-                                table.span(n).length, ", got ", row[c]);
-      }
-    }
-  }
+  const bool stores = !args.no_final_state && !present(args.final_state);
+  KDA_RETURN_IF_ERROR(check_checkpoint_values(args.checkpoint_offsets, table));
+  KDA_RETURN_IF_ERROR(check_pool_values({{d.initial_state, d.null_slot},
+                                         args.state,
+                                         args.slots,
+                                         args.write_slots,
+                                         args.has_initial_state,
+                                         stores,
+                                         args.checkpoint_offsets,
+                                         args.checkpoint_slots},
+                                        table));
+  KDA_RETURN_IF_ERROR(check_chunk_values(args.sequences, args.q, args.chunk_indices, args.chunk_offsets));
   KDA_RETURN_IF_ERROR(check_gate_values(d.attention, args.sequences, args.gate));
   if (present(args.out_rows)) return check_row_values(args.out_rows, args.out.shape[0]);
   return {};
@@ -130,7 +121,7 @@ void Prefill::visit_tensors(const kda_prefill_args& args, const TensorVisitor& v
 Status SegmentSummary::validate(const kda_prefill_desc& d, const kda_segment_summary_args& args) {
   const kda_attention_spec& a = d.attention;
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, args.k, 3, d.max_tokens, d.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "k", args.k, 3, d.max_tokens, d.max_sequences, shape));
   KDA_RETURN_IF_ERROR(check_attention_tokens(a, shape, nullptr, &args.k, &args.v, args.gate, args.beta));
   KDA_RETURN_IF_ERROR(check_gate_parameters(a, args.A_log, args.dt_bias));
   return check_tensor("summary", args.summary, {KDA_FP32},
@@ -139,7 +130,7 @@ Status SegmentSummary::validate(const kda_prefill_desc& d, const kda_segment_sum
 
 Status SegmentSummary::check_values(const kda_prefill_desc& d, const kda_segment_summary_args& args) {
   TokenShape shape;
-  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, args.k, 3, d.max_tokens, d.max_sequences, shape));
+  KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "k", args.k, 3, d.max_tokens, d.max_sequences, shape));
   KDA_RETURN_IF_ERROR(check_offset_values(args.sequences, shape));
   return check_gate_values(d.attention, args.sequences, args.gate);
 }

@@ -23,7 +23,7 @@ class ConvKernel final : public Kernel<Conv> {
       : desc_(desc), parallel_(context.parallel), functions_(conv_functions(context_isa(context.isa))) {
     for (int part = 0; part < desc.parts; ++part) tiles_ += ceil_div(desc.channels[part], kConvTile);
     rows_ = book_array<ConvRow>(book, "rows", desc.max_sequences);
-    chunks_ = book.book("chunks", KDA_INT64, {desc.max_sequences + 1});
+    chunks_ = book.book("chunks", KDA_INT64, {checked_add(desc.max_sequences, 1).value_or(INT64_MAX)});
     cached_ = book.book("cached_tile", KDA_INT64, {parallel_.num_threads});
     scratch_ = book.book("scratch", KDA_FP32, {parallel_.num_threads, ConvScratch::kFloats});
   }

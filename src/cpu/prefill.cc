@@ -120,6 +120,7 @@ class PrefillKernel final : public Kernel<Prefill> {
   // An inactive sequence's output rows are zero (P-5).
   static void zero_rows(const kda_prefill_args& args, const TokenSpan& span, int64_t hv, int64_t first,
                         int64_t last) {
+    if (span.length == 0) return;
     const auto size = static_cast<int64_t>(dtype_size(args.out.dtype));
     int64_t stride = 0;
     char* const out = out_head(args, span, hv, stride);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "base/checked.h"
 #include "core/rows.h"
 #include "reference/candidates.h"
 #include "reference/conv_window.h"
@@ -32,7 +33,7 @@ class ConvKernel final : public Kernel<Conv> {
  public:
   ConvKernel(const kda_conv_desc& desc, const Context& context, WindowEnd end)
       : desc_(desc), context_(context), W_(desc.width), end_(end) {
-    for (int part = 0; part < desc.parts; ++part) blocks_[part] = (desc.channels[part] + kBlock - 1) / kBlock;
+    for (int part = 0; part < desc.parts; ++part) blocks_[part] = ceil_div(desc.channels[part], kBlock);
   }
 
   Status run(const kda_conv_args& args, const WorkspaceGrant&, void*) const override {

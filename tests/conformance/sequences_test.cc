@@ -20,6 +20,15 @@ class SequencesTest : public BackendTest {
 };
 KDA_FOR_BACKENDS(SequencesTest);
 
+// An int32 vector of no entries, at no address.
+static kda_tensor tensor_of_nothing() {
+  kda_tensor t{};
+  t.dtype = KDA_INT32;
+  t.rank = 1;
+  t.strides[0] = 1;
+  return t;
+}
+
 TEST_P(SequencesTest, F18_Z03_EmptySequencesKeepTheirState) {
   const std::vector<int64_t> cu = {0, 0, 5, 5, 5, 70, 70};
   for (const kda_dtype dtype : {KDA_FP32, KDA_BF16}) {
@@ -63,6 +72,74 @@ TEST_P(SequencesTest, Z01_NoSequences) {
   const Snapshot before(call.pool);
   ASSERT_EQ(call.run(), KDA_OK) << call.message;
   EXPECT_EQ(before.changes_outside(call.pool), "");
+}
+
+// No sequences over rows that are there: ranges of no entries may have no memory.
+TEST_P(SequencesTest, Z01_P12_NoSequencesAsRanges) {
+  PrefillCall call(ledger({3}, iota(3), 2), backend());
+  call.use_pool(3, {});
+  call.slots = Tensor::ints({});
+  const Tensor offsets = Tensor::ints({0});
+  call.out.fill(7);
+  const Snapshot pool(call.pool), out(call.out);
+  kda_prefill_args args = call.args();
+  args.sequences = {};
+  args.sequences.begin = args.sequences.length = tensor_of_nothing();
+  args.slots = tensor_of_nothing();
+  Plan plan = make_plan(call.desc);
+  ASSERT_EQ(plan.run(args), KDA_OK) << plan.message();
+  args.sequences = {};
+  args.sequences.cu_seqlens = offsets;
+  ASSERT_EQ(plan.run(args), KDA_OK) << plan.message();
+  EXPECT_EQ(pool.changes_outside(call.pool), "");
+  EXPECT_EQ(out.changes_outside(call.out), "");
+}
+
+// Unbatched tensors of no rows and without offsets are one empty sequence; no tensor needs memory.
+TEST_P(SequencesTest, Z02_G08_NoRowsWithoutOffsets) {
+  for (const int64_t slot : {1, -1}) {
+    PrefillCall call(ledger({}, {}, 2), backend());
+    call.use_pool(3, {slot});
+    call.desc.max_sequences = 1;
+    call.desc.initial_state = KDA_INITIAL_FLAGS;
+    call.flags = Tensor::flags({0});
+    kda_prefill_args args = call.args();
+    args.sequences = {};
+    for (kda_tensor* t : {&args.q, &args.k, &args.v, &args.gate, &args.beta, &args.out}) t->data = nullptr;
+    const Snapshot pool(call.pool);
+    Plan plan = make_plan(call.desc);
+    ASSERT_EQ(plan.run(args), KDA_OK) << plan.message();
+    if (slot < 0) {
+      EXPECT_EQ(pool.changes_outside(call.pool), "");
+      continue;
+    }
+    EXPECT_EQ(pool.changes_outside(call.pool, {slot}), "");
+    for (const double x : call.slot(slot)) ASSERT_EQ(x, 0);
+  }
+}
+
+// Supplied chunk tables change no bit, exact or padded, whatever their dtypes.
+TEST_P(SequencesTest, M20_SuppliedChunkTablesChangeNoBit) {
+  const Problem p = inputs({70, 0, 128, 1});
+  PrefillCall plain(p, backend()), given(p, backend());
+  plain.final_state = given.final_state = Tensor(KDA_FP32, {4, 2, 128, 128});
+  ASSERT_EQ(plain.run(), KDA_OK) << plain.message;
+  given.desc.flags = KDA_PLAN_CHECKED;
+  Plan plan = make_plan(given.desc);
+  for (const kda_dtype dtype : {KDA_INT32, KDA_INT64}) {
+    for (const int64_t rows : {5, 7}) {
+      Tensor indices = Tensor::full(dtype, {rows, 2}, -1);
+      indices.assign(rows == 5 ? std::vector<double>{0, 0, 0, 1, 2, 0, 2, 1, 3, 0}
+                               : std::vector<double>{0, 0, 0, 1, 2, 0, 2, 1, 3, 0, -1, -1, -1, -1});
+      const Tensor offsets = Tensor::ints({0, 2, 2, 4, 5}, dtype == KDA_INT32 ? KDA_INT64 : KDA_INT32);
+      kda_prefill_args args = given.args();
+      args.chunk_indices = indices;
+      args.chunk_offsets = offsets;
+      ASSERT_EQ(plan.run(args), KDA_OK) << plan.message();
+      EXPECT_EQ(first_difference(plain.out, given.out), "");
+      EXPECT_EQ(first_difference(plain.final_state, given.final_state), "");
+    }
+  }
 }
 
 TEST_P(SequencesTest, F20_RowsOfNoSequence) {

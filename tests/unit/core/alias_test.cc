@@ -56,6 +56,38 @@ TEST(Aliasing, G09_AcceptsOnlyViewsThatShareNothing) {
   EXPECT_GT(accepted, 500);
 }
 
+TEST(Aliasing, G09_WrittenViewsDoNotOverlapThemselves) {
+  static unsigned char memory[1 << 14];
+  uint64_t seed = 7;
+  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(test::splitmix64(seed++) % n); };
+  int accepted = 0;
+  for (int round = 0; round < 20000; ++round) {
+    kda_tensor t = make_tensor(memory + (1 << 13), KDA_BF16, {1 + draw(4), 1 + draw(4), 1 + draw(4)});
+    for (int64_t& stride : t.strides) stride = draw(24) - (draw(8) == 0 ? 24 : 0);
+    AliasCheck check;
+    check.add("a", t, true);
+    if (!check.result({}).ok()) continue;
+    ++accepted;
+    ASSERT_EQ(bytes_of(t).size(), 2 * static_cast<size_t>(num_elements(t))) << "round " << round;
+  }
+  EXPECT_GT(accepted, 2000);
+  // Whatever order the dimensions have; inputs may overlap themselves.
+  AliasCheck fine;
+  const kda_tensor transposed = {memory, KDA_BF16, {KDA_CPU, 0}, 3, {5, 3, 8}, {8, 40, 1}};
+  const kda_tensor broadcast = {memory + 4096, KDA_BF16, {KDA_CPU, 0}, 3, {5, 3, 8}, {0, 8, 1}};
+  fine.add("out", transposed, true);
+  fine.add("k", broadcast, false);
+  EXPECT_TRUE(fine.result({}).ok());
+}
+
+TEST(Aliasing, R35_AWorkspaceThatRunsToTheEndOfMemory) {
+  static unsigned char memory[64];
+  AliasCheck check;
+  const kda_tensor t = make_tensor(memory, KDA_UINT8, {64});
+  check.add("out", t, true);
+  EXPECT_EQ(check.result({memory, SIZE_MAX}).code(), KDA_INVALID_ARGUMENT);
+}
+
 TEST(Aliasing, G09_PartsOfAMergedPoolAreApart) {
   // q, k, v windows as channel slices of [slots, L, 3P] in pages with a gap.
   static unsigned char memory[1 << 12];

@@ -32,6 +32,32 @@ TEST(Rows, P13_RangesOutsideTheBufferKeepTheirInnerRows) {
   EXPECT_EQ(table.span(4).length, 0);
 }
 
+TEST(Rows, P13_RangesAtTheEndsOfInt64) {
+  std::vector<int64_t> begin = {INT64_MIN, INT64_MIN, INT64_MAX, 3, -4},
+                       length = {INT64_MAX, INT64_MIN, INT64_MAX, INT64_MAX, INT64_MAX};
+  kda_sequences s{};
+  s.begin = make_tensor(begin.data(), KDA_INT64, {5});
+  s.length = make_tensor(length.data(), KDA_INT64, {5});
+  const SequenceTable table(s, make_tensor(nullptr, KDA_FP32, {70, 2, 4}), 3);
+  EXPECT_EQ(table.span(0).length, 0);
+  EXPECT_EQ(table.span(1).length, 0);
+  EXPECT_EQ(table.span(2).length, 0);
+  EXPECT_EQ(table.span(3).begin, 3);
+  EXPECT_EQ(table.span(3).length, 67);
+  EXPECT_EQ(table.span(4).begin, 0);
+  EXPECT_EQ(table.span(4).length, 70);
+}
+
+TEST(Rows, Z01_RangesOfNoSequencesMayBeNull) {
+  kda_sequences s{};
+  s.begin = s.length = make_tensor(nullptr, KDA_INT32, {0});
+  EXPECT_EQ(SequenceTable(s, make_tensor(nullptr, KDA_FP32, {70, 2, 4}), 3).count(), 0);
+  // Without any vector a tensor of one sample is one sequence, also one without tokens (G-8).
+  const SequenceTable whole({}, make_tensor(nullptr, KDA_FP32, {0, 2, 4}), 3);
+  EXPECT_EQ(whole.count(), 1);
+  EXPECT_EQ(whole.span(0).length, 0);
+}
+
 TEST(Rows, P05_P08_LiveDeadAndFreshSlots) {
   std::vector<int32_t> read = {1, -1, 5, 0, 1}, write = {2, 3, 3, 3, -1};
   std::vector<uint8_t> flags = {1, 1, 1, 0, 1};
