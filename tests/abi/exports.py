@@ -2,6 +2,7 @@
 """Checks what libkda exports against what its headers declare, and writes a C program that uses all of it.
 
 exports.py HEADER_DIR generate OUT.c   a C11 program that takes the address of every declared function
+exports.py HEADER_DIR calls OUT.inc    KDA_CALL(name) for every declared function
 exports.py HEADER_DIR compare LIB.so   exit 1 unless the library exports exactly the declared functions
 """
 import pathlib
@@ -47,6 +48,9 @@ def main():
         return 1
     if verb == "generate":
         return generate(names, path)
+    if verb == "calls":
+        pathlib.Path(path).write_text("".join(f"KDA_CALL({name})\n" for name in names))
+        return 0
     return compare(names, path)
 
 
