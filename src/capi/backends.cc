@@ -20,6 +20,7 @@ Backends make() {
   Backends list;
   list.source_hash = kda_source_hash();
   list.copies.push_back(cpu::copy_backend());
+  if (const CopyBackend* copies = cuda::copy_backend()) list.copies.push_back(copies);
   cuda::add_candidates(list);
   list.add(cpu::portable_prefill());
   list.add(cpu::portable_segment_summary());
@@ -51,6 +52,9 @@ MetadataRegistry& metadata_registry() {
   static MetadataRegistry& registry = *[] {
     auto* list = new MetadataRegistry;  // never destroyed: its names live as long as the process
     (void)list->add(builtin_metadata_backend("LIBKDA_CPU", cpu::metadata_device())).ok();
+    if (const MetadataDevice* device = cuda::metadata_device()) {
+      (void)list->add(builtin_metadata_backend("LIBKDA_CUDA", *device)).ok();
+    }
     return list;
   }();
   return registry;

@@ -12,6 +12,7 @@ Refusals metadata_refusals(const MetadataBackend& backend, const kda_metadata_de
   if (backend.device->type() != context.device.type) {
     r.add("device_type", device_name(backend.device->type()), device_name(context.device.type));
   }
+  if (backend.device->type() == context.device.type) backend.device->check(context, r);
   if (backend.capable) backend.capable(desc, r);
   return r;
 }
@@ -84,6 +85,7 @@ Result<std::unique_ptr<MetadataPlan>> create_metadata_plan(const Context& contex
   const auto backend = select_metadata(context, registry, plan->desc, plan->refused);
   if (!backend.ok()) return backend.status();
   plan->builder = make_builder(*backend.value(), plan->desc);
+  KDA_RETURN_IF_ERROR(backend.value()->device->prepare(plan->desc, context));
   backend.value()->device->book(plan->desc, plan->book);
   if (plan->book.overflowed()) return unsupported("metadata: size: wanted a workspace below 2^63 bytes, got more");
   plan->op = KDA_OP_METADATA;

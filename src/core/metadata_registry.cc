@@ -3,6 +3,12 @@
 namespace kda {
 namespace {
 
+class DeviceBuilder final : public MetadataBuilder {
+ public:
+  using MetadataBuilder::MetadataBuilder;
+  bool uses_device_hook() const override { return true; }
+};
+
 class HookBuilder final : public MetadataBuilder {
  public:
   HookBuilder(const MetadataDevice& device, kda_chunk_hook_fn hook, void* user)
@@ -30,6 +36,17 @@ class HostBuilder final : public MetadataBuilder {
   }
 };
 
+// The offsets of a step's prefill rows, from the host's copy of the step. A device's builder has its own table in
+// device memory; this one lives on the calling thread and grows to the largest step once.
+kda_tensor host_prefill_offsets(const kda_metadata_desc& desc, const kda_metadata_args& args) {
+  thread_local std::vector<int64_t> offsets;
+  offsets.assign(1, 0);
+  StepReader(desc, args.host, args.num_tokens).for_each([&](int64_t, const StepReader::Row& row) {
+    if (row.group == RowClass::prefill) offsets.push_back(offsets.back() + row.length);
+  });
+  return make_tensor(offsets.data(), KDA_INT64, {static_cast<int64_t>(offsets.size())});
+}
+
 // The first `rows` entries of a dense table.
 kda_tensor head(kda_tensor t, int64_t rows) {
   if (present(t)) t.shape[0] = rows;
@@ -48,7 +65,9 @@ Status MetadataBuilder::build_chunks(const kda_metadata_desc& desc, const kda_me
   request.num_sequences = counts ? (*counts)[KDA_COUNT_PREFILLS] : args.step.query_start_loc.shape[0] - 1;
   request.cu_seqlens = head(args.tables.prefill_query_start_loc, request.num_sequences + 1);
   // On the CPU the table just written is host memory; it counts as "given" only if the caller gave lengths.
-  if (device.type == KDA_CPU && present(args.host.query_start_loc)) request.cu_seqlens_host = request.cu_seqlens;
+  if (present(args.host.query_start_loc)) {
+    request.cu_seqlens_host = device.type == KDA_CPU ? request.cu_seqlens : host_prefill_offsets(desc, args);
+  }
   request.num_tokens = args.num_tokens;
   request.chunk = desc.chunk;
   request.chunk_indices =
@@ -63,7 +82,8 @@ Status MetadataBuilder::build_chunks(const kda_metadata_desc& desc, const kda_me
 
 Status MetadataBuilder::build(const kda_metadata_desc& desc, const kda_metadata_args& args, const kda_device& device,
                               const WorkspaceGrant& workspace, void* stream) const {
-  auto rows = device_.build_rows(desc, args, workspace, stream);
+  const bool together = uses_device_hook() && device_.builds_chunks_with_rows() && present(args.tables.chunk_indices);
+  auto rows = device_.build_rows(desc, args, together, workspace, stream);
   if (!rows.ok()) return rows.status();
   std::optional<StepCounts> counts = rows.value();
   if (!counts && present(args.host.query_start_loc)) {
@@ -72,11 +92,15 @@ Status MetadataBuilder::build(const kda_metadata_desc& desc, const kda_metadata_
   if (args.host_counts != nullptr && counts) {
     for (int i = 0; i < KDA_METADATA_COUNTS; ++i) args.host_counts[i] = static_cast<int32_t>(counts->values[i]);
   }
-  return build_chunks(desc, args, device, counts, stream);
+  return together ? Status() : build_chunks(desc, args, device, counts, stream);
+}
+
+std::unique_ptr<MetadataBuilder> make_device_builder(const MetadataDevice& device) {
+  return std::make_unique<DeviceBuilder>(device);
 }
 
 std::unique_ptr<MetadataBuilder> make_hook_builder(const MetadataDevice& device, kda_chunk_hook_fn hook, void* user) {
-  if (hook == nullptr) return std::make_unique<MetadataBuilder>(device);
+  if (hook == nullptr) return make_device_builder(device);
   return std::make_unique<HookBuilder>(device, hook, user);
 }
 
@@ -88,7 +112,7 @@ MetadataBackend builtin_metadata_backend(std::string name, const MetadataDevice&
   MetadataBackend backend;
   backend.name = std::move(name);
   backend.device = &device;
-  backend.make_builder = [&device](const kda_metadata_desc&) { return std::make_unique<MetadataBuilder>(device); };
+  backend.make_builder = [&device](const kda_metadata_desc&) { return make_device_builder(device); };
   for (int op = KDA_OP_PREFILL; op <= KDA_OP_SEGMENT_MERGE; ++op) backend.operators |= 1u << op;
   return backend;
 }

@@ -22,10 +22,17 @@ class MetadataDevice {
  public:
   virtual ~MetadataDevice() = default;
   virtual kda_device_type type() const = 0;
+  // Adds what keeps this device from serving (spec R-9): `no_device_image` and the like.
+  virtual void check(const Context&, Refusals&) const {}
+  // At plan creation: loads what runs will launch (spec Y-20).
+  virtual Status prepare(const kda_metadata_desc&, const Context&) const { return {}; }
   virtual void book(const kda_metadata_desc&, WorkspaceBook&) const {}
-  // Every table but the chunk tables. Returns the counts if the host knows them now.
+  // True if build_rows() can write the chunk tables in the same launch (spec M-18).
+  virtual bool builds_chunks_with_rows() const { return false; }
+  // Every table but the chunk tables; these too if `chunks` is set. Returns the counts if the host knows them now.
   virtual Result<std::optional<StepCounts>> build_rows(const kda_metadata_desc& desc, const kda_metadata_args& args,
-                                                       const WorkspaceGrant& workspace, void* stream) const = 0;
+                                                       bool chunks, const WorkspaceGrant& workspace,
+                                                       void* stream) const = 0;
   // The device's own chunk hook (spec M-23): exact or bounded alike (M-17).
   virtual Status build_chunks(const kda_chunk_request& request) const = 0;
   // The `host` hook: from cu_seqlens_host, which is present; copied without a wait.
@@ -48,6 +55,8 @@ class MetadataBuilder {
   }
   // True if every run must bring host offsets.
   virtual bool needs_host() const { return false; }
+  // True if the step above is the device's own and nothing else, so that the device may do it along with the rows.
+  virtual bool uses_device_hook() const { return false; }
 
   const MetadataDevice& device() const { return device_; }
 
@@ -66,6 +75,8 @@ struct MetadataBackend {
   uint32_t operators = 0;  // bit per kda_operator
 };
 
+// The shared builder with the device's own hook.
+std::unique_ptr<MetadataBuilder> make_device_builder(const MetadataDevice& device);
 // The shared builder with `hook` in place of the device's own.
 std::unique_ptr<MetadataBuilder> make_hook_builder(const MetadataDevice& device, kda_chunk_hook_fn hook, void* user);
 // The shared builder with the `host` hook.

@@ -65,7 +65,8 @@ class CopyBackend {
   virtual Status fill(void* memory, int value, size_t bytes, const Context& context) const = 0;
   virtual Status synchronize(const Context& context) const = 0;
   // Checked mode (spec G-7): copies device values to the host; FAILED_PRECONDITION under stream capture.
-  virtual Status read_back(void* host, const void* device, size_t bytes, void* stream) const = 0;
+  virtual Status read_back(void* host, const void* device, size_t bytes, const Context& context,
+                           void* stream) const = 0;
 };
 
 }  // namespace kda

@@ -100,7 +100,7 @@ Status check_index_values(const StateCopyPlan& plan, CopyDirection direction, co
   if (n == 0) return {};
   const size_t bytes = static_cast<size_t>((n - 1) * stride + 1) * dtype_size(indices.dtype);
   std::vector<int64_t> host(bytes / 8 + 1);
-  KDA_RETURN_IF_ERROR(plan.device->read_back(host.data(), indices.data, bytes, stream));
+  KDA_RETURN_IF_ERROR(plan.device->read_back(host.data(), indices.data, bytes, *plan.context, stream));
   kda_tensor copy = indices;
   copy.data = host.data();
   const IndexView view = index_view(copy);

@@ -10,7 +10,7 @@ class CpuMetadata final : public MetadataDevice {
   kda_device_type type() const override { return KDA_CPU; }
 
   Result<std::optional<StepCounts>> build_rows(const kda_metadata_desc& desc, const kda_metadata_args& args,
-                                               const WorkspaceGrant&, void*) const override {
+                                               bool, const WorkspaceGrant&, void*) const override {
     const StepReader step(desc, args.step, args.num_tokens);
     const StepCounts counts = count_step(desc, step);
     fill_step_tables(desc, args, step, counts);

@@ -154,7 +154,7 @@ class CpuCopyBackend final : public CopyBackend {
     return {};
   }
   Status synchronize(const Context&) const override { return {}; }
-  Status read_back(void* host, const void* device, size_t bytes, void*) const override {
+  Status read_back(void* host, const void* device, size_t bytes, const Context&, void*) const override {
     std::memcpy(host, device, bytes);
     return {};
   }

@@ -4,6 +4,7 @@
 #include "core/backend.h"
 #include "core/device.h"
 #include "core/device_runtime.h"
+#include "core/metadata_registry.h"
 #include "cuda/host/not_built.h"
 
 namespace kda::cuda {
@@ -25,6 +26,8 @@ inline Status not_built() {
       "has no CUDA backend)");
 }
 inline const DeviceRuntime& device_runtime(int32_t) { return host_runtime(); }  // never reached: no device opens
+inline const CopyBackend* copy_backend() { return nullptr; }
+inline const MetadataDevice* metadata_device() { return nullptr; }
 inline Result<int32_t> device_count() { return not_built(); }
 inline Result<DeviceFacts> device_facts(int32_t) { return not_built(); }
 inline Result<DeviceFacts> open_device(int32_t) { return not_built(); }

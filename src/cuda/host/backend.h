@@ -3,6 +3,8 @@
 #pragma once
 
 #include "core/backend.h"
+#include "core/metadata_registry.h"
+#include "core/state_copy_backend.h"
 #include "cuda/host/device.h"
 #include "cuda/host/runtime.h"
 
@@ -10,5 +12,9 @@ namespace kda::cuda {
 
 // Every operator's CUDA candidates in the order of R-8: `fused` before `portable`.
 void add_candidates(Backends& list);
+
+// State copies and step metadata; null in a build without the backend.
+const CopyBackend* copy_backend();
+const MetadataDevice* metadata_device();
 
 }  // namespace kda::cuda

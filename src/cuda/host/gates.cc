@@ -70,16 +70,25 @@ std::string DtypeSet::text() const {
 
 std::string DimRule::text() const { return exact != 0 ? str_cat(exact) : str_cat("1 to ", most); }
 
+bool has_device_image(const DeviceFacts& f) {
+  for (const Image& image : kImages) {
+    if (image.major == f.major && image.minor == f.minor) return true;
+  }
+  return false;
+}
+
+std::string device_images() {
+  std::string text;
+  for (const Image& image : kImages) text += str_cat(text.empty() ? "" : ", ", image.major, ".", image.minor);
+  return text;
+}
+
 void check_device(const Context& context, Refusals& r) {
   if (context.device.type != KDA_CUDA) return;
   const DeviceFacts& f = context.facts;
-  bool found = false;
-  std::string wanted;
-  for (const Image& image : kImages) {
-    found = found || (image.major == f.major && image.minor == f.minor);
-    wanted += str_cat(wanted.empty() ? "" : ", ", image.major, ".", image.minor);
+  if (!has_device_image(f)) {
+    r.add("no_device_image", "compute capability " + device_images(), str_cat(f.major, ".", f.minor));
   }
-  if (!found) r.add("no_device_image", "compute capability " + wanted, str_cat(f.major, ".", f.minor));
   // Drivers serve every runtime of their own major version and older ones.
   if (f.driver_version / 1000 < f.runtime_version / 1000) {
     r.add("driver", str_cat("a driver for CUDA ", f.runtime_version / 1000, ".0 or newer"),

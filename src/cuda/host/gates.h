@@ -55,6 +55,10 @@ extern const AttentionCapability kPortableDecode;
 constexpr int64_t kMaxHeadDim = 256;        // K and V of every CUDA operator
 constexpr int64_t kMaxBlocks = 0x7fffffff;  // of one launch
 
+// Machine code for a device of this compute capability is in the library.
+bool has_device_image(const DeviceFacts& facts);
+std::string device_images();  // "9.0"
+
 // `no_device_image` and `driver`; nothing on a context of another kind, which `device_type` refuses already.
 void check_device(const Context& context, Refusals& refusals);
 

@@ -93,7 +93,7 @@ std::vector<Hook> registered_hooks() {
   for (size_t i = 0; kda_metadata_backend_name(i, &name) == KDA_OK; ++i) {
     kda_device_type device;
     EXPECT_EQ(kda_metadata_find(name, &device, nullptr), KDA_OK);
-    if (device != KDA_CPU || std::string(name).rfind("TEST_", 0) == 0) continue;  // faulty ones of other tests
+    if (device != (on_device() ? KDA_CUDA : KDA_CPU) || std::string(name).rfind("TEST_", 0) == 0) continue;  // faulty ones of other tests
     hooks.push_back({name, name, nullptr});
     hooks.push_back({std::string(name) + " host", name, "host"});
   }
@@ -113,7 +113,11 @@ struct ChunkCall {
     request.chunk_indices = indices.view();
     request.chunk_offsets = chunk_offsets.view();
   }
-  kda_status run(const Plan& plan) { return kda_metadata_chunk_tables(plan.get(), &request, nullptr); }
+  kda_status run(const Plan& plan) {
+    kda_chunk_request r = request;
+    const auto call = [&] { return kda_metadata_chunk_tables(plan.get(), &r, nullptr); };
+    return on_device() ? call_there({&r.cu_seqlens, &r.chunk_indices, &r.chunk_offsets}, call) : call();
+  }
   Tensor cu;
   Table indices, chunk_offsets;
   kda_chunk_request request;
@@ -318,6 +322,7 @@ TEST(ChunkTables, M20_RequestsAreChecked) {
 }
 
 TEST(ChunkTables, M31_BuildsAllocateNothing) {
+  KDA_HOST_MEMORY_ONLY();
   const Hook device = registered_hooks().front();
   const Plan plan = chunk_plan(700, 20, 64, device);
   ChunkCall call({0, 65, 70, 300, 300, 700}, KDA_INT32, 700, bound(700, 5, 64), true);

@@ -191,11 +191,18 @@ inline kda_metadata_desc metadata_desc(int64_t max_tokens, int64_t max_sequences
 }
 
 inline Plan metadata_plan(const kda_metadata_desc& desc, kda_context* context = nullptr) {
-  return Plan(kda_metadata_plan_create, context != nullptr ? context : cpu_context(), desc);
+  return Plan(kda_metadata_plan_create, context != nullptr ? context : test_context(), desc);
 }
 
-inline kda_status run(const Plan& plan, const kda_metadata_args& args) {
-  return kda_metadata_run(plan.get(), &args, kda_workspace{}, nullptr);
+inline kda_status run(const Plan& plan, kda_metadata_args args) {
+  const auto call = [&] { return kda_metadata_run(plan.get(), &args, kda_workspace{}, nullptr); };
+  if (!on_device()) return call();
+  std::vector<kda_tensor*> tensors{&args.step.query_start_loc, &args.step.computed, &args.step.has_state,
+                                   &args.step.prefilling,      &args.step.drafts,   &args.step.num_active,
+                                   &args.accepted,             &args.slot_table};
+  auto* tables = reinterpret_cast<kda_tensor*>(&args.tables);
+  for (size_t i = 0; i < sizeof(args.tables) / sizeof(kda_tensor); ++i) tensors.push_back(tables + i);
+  return call_there(tensors, call);
 }
 
 // Chunk tables by definition (spec M-14).

@@ -26,6 +26,7 @@ TEST(Metadata, M27_AboveCapacityIsRefusedWithBothNumbersAndNothingWritten) {
 }
 
 TEST(Metadata, G06_EveryWrongViewIsRefusedAndNothingIsWritten) {
+  KDA_HOST_MEMORY_ONLY();
   auto desc = metadata_desc(16, 4, 2);
   const Plan plan = metadata_plan(desc);
   StepInput s = StepInput::of({1, 3, 5}, 2);
@@ -165,7 +166,7 @@ TEST(Metadata, DescriptionsAreChecked) {
     EXPECT_NE(plan.message().find(c.text), std::string::npos) << plan.message();
   }
   const Plan plan = metadata_plan(metadata_desc(8, 4));
-  EXPECT_EQ(plan.backend(), "LIBKDA_CPU");
+  EXPECT_EQ(plan.backend(), on_device() ? "LIBKDA_CUDA" : "LIBKDA_CPU");
   EXPECT_EQ(kda_plan_operator(plan.get()), KDA_OP_METADATA);
 }
 

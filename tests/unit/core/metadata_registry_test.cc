@@ -213,7 +213,8 @@ TEST(MetadataRegistry, M24_BuiltInFirstAndVendorsByOneCall) {
                 },
                 &text),
             KDA_OK);
-  EXPECT_EQ(text.find("LIBKDA_CPU yes;TEST_VENDOR no capability"), 0u) << text;
+  EXPECT_EQ(text.find("LIBKDA_CPU yes;"), 0u) << text;
+  EXPECT_NE(text.find("TEST_VENDOR no capability"), std::string::npos) << text;
 
   auto nameless = vendor;
   nameless.name = nullptr;

@@ -1,4 +1,4 @@
-// Step tables (spec M-1..M-13, M-27..M-32, K-6) through the C ABI on the CPU.
+// Step tables (spec M-1..M-13, M-27..M-32, K-6) through the C ABI on the CPU, and, in tests/cuda, on a device.
 #include <random>
 
 #include "metadata_fixture.h"
@@ -20,11 +20,14 @@ void check_step(const kda_metadata_desc& desc, const StepInput& s, bool host = f
   StepViews views(s, host);
   views.args.tables = tables.views();
   int32_t counts[8];
-  views.args.host_counts = counts;
+  const bool counted = host || !on_device();  // a device's counts need the host's copy (M-12)
+  if (counted) views.args.host_counts = counts;
   ASSERT_EQ(run(plan, views.args), KDA_OK) << kda_last_error();
   const Expected expected = model_step(desc, s);
   expect_tables(tables, expected);
-  EXPECT_EQ(Ints(counts, counts + 8), expected[0].second);
+  if (counted) {
+    EXPECT_EQ(Ints(counts, counts + 8), expected[0].second);
+  }
 }
 
 // The worked example.
@@ -407,6 +410,7 @@ TEST(Metadata, M18_NoRowsAndAllEmptyRows) {
 }
 
 TEST(Metadata, M31_ThousandBuildsAllocateNothing) {
+  KDA_HOST_MEMORY_ONLY();
   const auto desc = metadata_desc(512, 64, 3);
   const Plan plan = metadata_plan(desc);
   Tables t(desc, KDA_INT32);

@@ -160,8 +160,10 @@ inline kda_state_copy_desc copy_desc(const kda_tensor& pool, int64_t max_selecte
   return desc;
 }
 
-inline Plan copy_plan(const kda_state_copy_desc& desc, kda_context* context = nullptr) {
-  return Plan(kda_state_copy_plan_create, context != nullptr ? context : cpu_context(), desc);
+inline Plan copy_plan(kda_state_copy_desc desc, kda_context* context = nullptr) {
+  // Of the pool's address, preparation looks at its place modulo 16 alone, which a device's copy keeps.
+  if (context == nullptr && on_device()) desc.pool.device = {KDA_CUDA, 0};
+  return Plan(kda_state_copy_plan_create, context != nullptr ? context : test_context(), desc);
 }
 
 inline kda_state_copy_args copy_args(const kda_tensor& pool, const kda_tensor& indices, const kda_tensor& packed,
@@ -172,6 +174,19 @@ inline kda_state_copy_args copy_args(const kda_tensor& pool, const kda_tensor& i
   args.packed = packed;
   args.has_initial_state = flags;
   return args;
+}
+
+using CopyFunction = kda_status (*)(const kda_plan*, const kda_state_copy_args*, void*);
+inline kda_status copy_call(CopyFunction function, const Plan& plan, kda_state_copy_args args) {
+  if (!on_device()) return function(plan.get(), &args, nullptr);
+  return call_there({&args.pool, &args.indices, &args.has_initial_state, &args.packed},
+                    [&] { return function(plan.get(), &args, nullptr); });
+}
+inline kda_status gather(const Plan& plan, const kda_state_copy_args& args) {
+  return copy_call(kda_state_gather, plan, args);
+}
+inline kda_status scatter(const Plan& plan, const kda_state_copy_args& args) {
+  return copy_call(kda_state_scatter, plan, args);
 }
 
 // The definition (spec C-1, C-2) for equal dtypes, as a plain loop over rows.

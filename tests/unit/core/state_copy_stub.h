@@ -61,7 +61,7 @@ class StubCopyBackend : public CopyBackend {
     ++syncs;
     return late_fault;
   }
-  Status read_back(void* host, const void* device, size_t bytes, void*) const override {
+  Status read_back(void* host, const void* device, size_t bytes, const Context&, void*) const override {
     std::memcpy(host, device, bytes);
     return {};
   }
