@@ -52,11 +52,11 @@ double median(std::vector<double> x) {
   return x.empty() ? 0 : x[x.size() / 2];
 }
 
-std::string list(const std::vector<double>& x) {
+std::string list(const std::vector<double>& x, const char* form = "%s%.3f") {
   std::string s = "[";
   char text[32];
   for (size_t i = 0; i < x.size(); ++i) {
-    std::snprintf(text, sizeof text, "%s%.4f", i ? "," : "", x[i]);
+    std::snprintf(text, sizeof text, form, i ? "," : "", x[i]);
     s += text;
   }
   return s + "]";
@@ -155,7 +155,7 @@ void Bench::measure(const std::string& group, std::vector<Variant> variants) {
   KDA_REQUIRE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   KDA_REQUIRE_CUDA(cudaDeviceSynchronize());
   std::vector<std::unique_ptr<Graph>> graphs;
-  std::vector<std::vector<double>> samples(all.size());
+  std::vector<std::vector<double>> samples(all.size()), places(all.size());
   for (const Variant& v : all) graphs.push_back(std::make_unique<Graph>(v, stream));
   for (auto& g : graphs) g->replay(stream), g->replay(stream);
   std::mt19937_64 random(seed_);
@@ -163,7 +163,11 @@ void Bench::measure(const std::string& group, std::vector<Variant> variants) {
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   for (int round = 0; round < rounds_; ++round) {
     std::shuffle(order.begin(), order.end(), random);
-    for (size_t i : order) samples[i].push_back(graphs[i]->replay(stream) / all[i].calls);
+    for (size_t at = 0; at < order.size(); ++at) {
+      const size_t i = order[at];
+      samples[i].push_back(graphs[i]->replay(stream) / all[i].calls);
+      places[i].push_back(static_cast<double>(at));
+    }
   }
   double rate = 0;  // bytes per microsecond
   for (size_t i = 0; i < 2; ++i) rate = std::max(rate, all[i].bytes / median(samples[i]));
@@ -185,9 +189,60 @@ void Bench::measure(const std::string& group, std::vector<Variant> variants) {
                   "{\"group\":\"%s\",\"name\":\"%s\",\"us\":%.4f,\"floor_us\":%.4f,\"bytes\":%.0f,\"copy_gb_s\":%.1f,"
                   "\"limit_us\":%.4f,\"samples\":",
                   group.c_str(), v.name.c_str(), us, floor, v.bytes, rate / 1000, limit);
-    records_.push_back(text + list(samples[i]) + "}");
+    records_.push_back(text + list(samples[i]) + ",\"order\":" + list(places[i], "%s%.0f") + "}");
   }
   std::fflush(stdout);
+  KDA_REQUIRE_CUDA(cudaStreamDestroy(stream));
+}
+
+void Bench::eager(const std::string& group, const std::vector<Variant>& variants) {
+  if (!wants(group)) return;
+  constexpr const char* kModes[] = {"enqueue", "wall", "event"};
+  cudaStream_t stream = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  KDA_REQUIRE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  KDA_REQUIRE_CUDA(cudaEventCreate(&begin));
+  KDA_REQUIRE_CUDA(cudaEventCreate(&end));
+  std::vector<std::vector<double>> samples(variants.size() * 3);
+  std::vector<size_t> order(variants.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::mt19937_64 random(seed_ + 1);
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto us = [](auto x) { return std::chrono::duration<double, std::micro>(x).count(); };
+  for (int round = -2; round < rounds_; ++round) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (size_t i : order) {
+      KDA_REQUIRE_CUDA(cudaEventRecord(begin, stream));
+      KDA_REQUIRE_CUDA(cudaStreamSynchronize(stream));
+      const auto start = now();
+      variants[i].call(round + 2, stream);
+      const auto returned = now();
+      KDA_REQUIRE_CUDA(cudaStreamSynchronize(stream));
+      const auto done = now();
+      KDA_REQUIRE_CUDA(cudaEventRecord(begin, stream));
+      variants[i].call(round + 3, stream);
+      KDA_REQUIRE_CUDA(cudaEventRecord(end, stream));
+      KDA_REQUIRE_CUDA(cudaEventSynchronize(end));
+      float ms = 0;
+      KDA_REQUIRE_CUDA(cudaEventElapsedTime(&ms, begin, end));
+      if (round < 0) continue;  // warm-up
+      samples[3 * i].push_back(us(returned - start));
+      samples[3 * i + 1].push_back(us(done - start));
+      samples[3 * i + 2].push_back(ms * 1000.0);
+    }
+  }
+  for (size_t i = 0; i < variants.size(); ++i) {
+    std::printf("  %-44s", variants[i].name.c_str());
+    for (size_t m = 0; m < 3; ++m) std::printf("  %s %.2f us", kModes[m], median(samples[3 * i + m]));
+    std::printf("\n");
+    for (size_t m = 0; m < 3; ++m) {
+      records_.push_back("{\"group\":\"" + group + "\",\"name\":\"" + variants[i].name + "\",\"mode\":\"" + kModes[m] +
+                         "\",\"samples\":" + list(samples[3 * i + m]) + "}");
+    }
+  }
+  std::fflush(stdout);
+  KDA_REQUIRE_CUDA(cudaEventDestroy(begin));
+  KDA_REQUIRE_CUDA(cudaEventDestroy(end));
   KDA_REQUIRE_CUDA(cudaStreamDestroy(stream));
 }
 

@@ -55,6 +55,9 @@ class Bench {
   bool wants(const std::string& name) const { return filter_.empty() || name.find(filter_) != std::string::npos; }
   // Measures the variants of one group beside the two copies; prints a line each and keeps the raw samples.
   void measure(const std::string& group, std::vector<Variant> variants);
+  // The same variants one call at a time, shuffled anew in every round: time until the call returns (enqueue), until
+  // the device is done (wall), and between two events (event; host gaps included, never called kernel time).
+  void eager(const std::string& group, const std::vector<Variant>& variants);
   // Host time of a call until it returns, median of `count`.
   void enqueue(const std::string& name, const std::function<void(cudaStream_t)>& call, int count = 500);
   std::string json(const std::string& command) const;
@@ -77,5 +80,7 @@ void bench_launch(Bench& bench);
 void bench_decode(Bench& bench);
 void bench_step(Bench& bench);
 void bench_conv(Bench& bench);
+void bench_copy(Bench& bench);
+void bench_metadata(Bench& bench);
 
 }  // namespace kda::cuda_test

@@ -29,6 +29,8 @@ int main(int argc, char** argv) {
   kda::cuda_test::bench_decode(bench);
   kda::cuda_test::bench_step(bench);
   kda::cuda_test::bench_conv(bench);
+  kda::cuda_test::bench_copy(bench);
+  kda::cuda_test::bench_metadata(bench);
   if (json.empty()) return 0;
   FILE* file = std::fopen(json.c_str(), "w");
   if (file == nullptr) {

@@ -5,6 +5,7 @@
 
 #include "harness.h"
 #include "runtime.h"
+#include "small_copies.h"
 
 namespace kda::test {
 namespace {
@@ -180,15 +181,7 @@ void run_gated_norm(int64_t dim, kda_dtype io) {
   expect_ok("gated_norm", status, plan.message());
 }
 
-}  // namespace
-}  // namespace kda::test
-
-// --skip prefill_fused: for a tool that cannot follow its barriers (docs/kernels/prefill_fused.md).
-int main(int argc, char** argv) {
-  using namespace kda::test;
-  const bool skip_fused_prefill = argc > 2 && std::strcmp(argv[1], "--skip") == 0 && std::strcmp(argv[2], "prefill_fused") == 0;
-  kda::cuda_test::Memory memory;
-  kda::conformance::set_device(kda::cuda_test::context(), &memory);
+void run_the_operators(bool skip_fused_prefill) {
   for (const kda_dtype pool : {KDA_FP32, KDA_BF16}) {
     for (const int32_t width : {1, 3}) {
       for (const bool records : {false, true}) {
@@ -208,6 +201,21 @@ int main(int argc, char** argv) {
     for (const int64_t dim : {128, 60, 300}) run_gated_norm(dim, io);
     for (const int64_t channels : {256, 300, 37}) run_conv_prefill(channels, io);
   }
+}
+
+}  // namespace
+}  // namespace kda::test
+
+// --copies: state copies and metadata alone.
+// --skip prefill_fused: for a tool that cannot follow its barriers (docs/kernels/prefill_fused.md).
+int main(int argc, char** argv) {
+  using namespace kda::test;
+  const bool only_copies = argc > 1 && std::strcmp(argv[1], "--copies") == 0;
+  const bool skip_fused_prefill = argc > 2 && std::strcmp(argv[1], "--skip") == 0 && std::strcmp(argv[2], "prefill_fused") == 0;
+  kda::cuda_test::Memory memory;
+  kda::conformance::set_device(kda::cuda_test::context(), &memory);
+  if (!only_copies) run_the_operators(skip_fused_prefill);
+  failures += run_copies_and_metadata();
   kda::conformance::set_device(nullptr, nullptr);
   std::printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;

@@ -38,9 +38,14 @@ struct alignas(16) uint4 {
 
 // The running thread's place. Set by the scheduler.
 struct EmulatedIndex {
-  unsigned x = 0;
+  unsigned x = 0, y = 0, z = 0;
 };
 inline thread_local EmulatedIndex threadIdx, blockIdx, gridDim;
+struct EmulatedBlockSize {
+  // Threads of a block that is launched without a cluster's layout; set by whoever runs the kernel.
+  unsigned x = 0;
+};
+inline thread_local EmulatedBlockSize blockDim;
 
 template <class A, class B>
 constexpr std::common_type_t<A, B> max(A a, B b) {
@@ -100,6 +105,41 @@ template <class T>
 T __reduce_min_sync(unsigned, T x) {
   for (const T y : LaneValues<T>(x).x) x = y < x ? y : x;
   return x;
+}
+template <class T>
+T __reduce_add_sync(unsigned, T x) {
+  T sum = 0;
+  for (const T y : LaneValues<T>(x).x) sum += y;
+  return sum;
+}
+template <class T>
+T __shfl_up_sync(unsigned, T x, int step) {
+  const LaneValues<T> all(x);
+  const int from = emulation::lane() - step;
+  return from >= 0 ? all.x[from] : x;
+}
+inline unsigned __ballot_sync(unsigned, bool x) {
+  const LaneValues<bool> all(x);
+  unsigned bits = 0;
+  for (int i = 0; i < 32; ++i) bits |= (all.x[i] ? 1u : 0u) << i;
+  return bits;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+// One thread runs at a time, so an addition is whole by itself.
+template <class T, class U>
+T atomicAdd(T* p, U x) {
+  const T before = *p;
+  *p += static_cast<T>(x);
+  return before;
+}
+// Cache hints.
+template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
+template <class T>
+void __stcg(T* p, T x) {
+  *p = x;
 }
 inline void __syncwarp() { emulation::warp_barrier(); }
 inline void __syncthreads() { emulation::block_barrier(); }

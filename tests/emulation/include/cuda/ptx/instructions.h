@@ -77,6 +77,7 @@ inline uint2 load_shared_u2(uint32_t address) { return load_shared<uint2>(addres
 inline uint4 load_shared_u4(uint32_t address) { return load_shared<uint4>(address); }
 inline uint64_t load_shared_u64(uint32_t address) { return load_shared<uint64_t>(address); }
 inline uint4 load_global_16(const void* p) { return *static_cast<const uint4*>(p); }
+inline uint4 load_global_16_in_order(const void* p) { return *static_cast<const uint4*>(p); }
 inline void prefetch_to_l2(const void*) {}
 inline void prefetch_block_to_l2(const void*, uint32_t) {}
 
