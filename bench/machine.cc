@@ -34,20 +34,27 @@ struct Workers::State {
       if (--running == 0) done.notify_one();
     }
   }
+
+  void end() {
+    {
+      const std::lock_guard<std::mutex> hold(lock);
+      stop = true;
+    }
+    begin.notify_all();
+    for (std::thread& t : threads) t.join();
+  }
 };
 
 Workers::Workers(int threads) : state_(std::make_unique<State>()) {
-  for (int i = 1; i < threads; ++i) state_->threads.emplace_back([this, i] { state_->serve(i); });
+  try {
+    for (int i = 1; i < threads; ++i) state_->threads.emplace_back([this, i] { state_->serve(i); });
+  } catch (...) {  // the system gives no more of them
+    state_->end();
+    throw;
+  }
 }
 
-Workers::~Workers() {
-  {
-    const std::lock_guard<std::mutex> hold(state_->lock);
-    state_->stop = true;
-  }
-  state_->begin.notify_all();
-  for (std::thread& t : state_->threads) t.join();
-}
+Workers::~Workers() { state_->end(); }
 
 int Workers::size() const { return static_cast<int>(state_->threads.size()) + 1; }
 

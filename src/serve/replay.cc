@@ -22,6 +22,12 @@ Status one_of(const char* option, const std::string& value, std::initializer_lis
   return invalid_argument("{}: wanted one of {}, got \"{}\"", option, names, value);
 }
 
+// Which options asked for the memory that there is none of.
+Status blame(const Status& status, const std::string& options) {
+  if (status.code() != KDA_OUT_OF_MEMORY) return status;
+  return error(KDA_OUT_OF_MEMORY, "{}: wanted what fits into memory: {}", options, status.message());
+}
+
 Status probability(const char* option, double value) {
   if (value >= 0 && value <= 1) return {};
   return invalid_argument("{}: wanted a probability in [0, 1], got {}", option, value);
@@ -91,7 +97,8 @@ Status Replay::prepare_pool() {
   d.pages = options_.slots * (records ? 1 : 1 + options_.spec) + cache_pages_;
   KDA_SERVE_TRY(between("--slots and --cache-mib: pages", d.pages, 1, std::numeric_limits<int32_t>::max()));
   kda_state_pool* pool = nullptr;
-  KDA_SERVE_TRY(from_kda(kda_state_pool_create(device_->context(), &d, &pool)));
+  KDA_SERVE_TRY(blame(from_kda(kda_state_pool_create(device_->context(), &d, &pool)),
+                      fmt::format("--slots {} and --cache-mib {}", options_.slots, options_.cache_mib)));
   pool_.reset(pool);
   if (cache_pages_ > 0) cache_ = std::make_unique<PrefixCache>(pool, cache_pages_);
   return {};
@@ -111,7 +118,8 @@ Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   r->trace_ = std::move(trace.value());
   KDA_SERVE_TRY(r->prepare_pool());
   auto content = Content::seeded(r->model_, o.seed, r->device_->host());
-  if (!content.ok()) return content.status();
+  if (!content.ok())
+    return blame(content.status(), fmt::format("--model {}, {} heads", o.model.name, r->model_.heads));
   r->content_ = std::make_unique<Content>(std::move(content.value()));
   r->weights_ = seeded_weights(r->model_, o.seed);
   if (o.timeline) r->timeline_ = std::make_unique<Timeline>(Clock());
@@ -128,7 +136,7 @@ Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   e.backend = o.backend;
   auto executor =
       LayerExecutor::create(*r->device_, r->model_, r->weights_, *r->content_, r->pool_.get(), e, r->timeline_.get());
-  if (!executor.ok()) return executor.status();
+  if (!executor.ok()) return blame(executor.status(), fmt::format("--max-batch-tokens {}", o.max_batch_tokens));
   r->executor_ = std::move(executor.value());
 
   EngineOptions g;

@@ -67,12 +67,16 @@ class Program(unittest.TestCase):
         self.refused("replay", "", message='trace: wanted a file name, got ""')
         self.refused("info", "--io", "int8", message='--io: wanted one of bf16, fp16, fp32, got "int8"')
         self.refused("info", "--io", "2", message='got "2"')
-        self.refused("info", "--threads", "-1", message='--threads: wanted an integer >= 0, got "-1"')
+        for verb in ("info", "check", "bench"):
+            self.refused(verb, "--threads", "-1", message='--threads: wanted an integer in 0..4096, got "-1"')
+            self.refused(verb, "--threads", "2147483647", message='in 0..4096, got "2147483647"')
+        self.refused("replay", self.trace, "--spec", "99999999999", message="--spec: wanted a value in its range")
+        self.refused("replay", self.trace, "--skip-bad=maybe", message="--skip-bad: wanted a value in its range")
         self.refused("check", "--backend", "zzz", "--quick", message='got "zzz"')
         self.refused("check", "--filter", "nosuch", message='got every operator, "nosuch"')
         self.refused("check", "--vectors", self.folder, message="--vectors: wanted a folder of vector files")
         self.refused("check", "--vectors", self.folder / "none", message="none: cannot be listed")
-        self.refused("bench", "--rounds", "0", message='--rounds: wanted an integer >= 1, got "0"')
+        self.refused("bench", "--rounds", "0", message='--rounds: wanted an integer in 1..2147483647, got "0"')
         self.refused("replay", self.trace, "--spec", "16", message="--spec: wanted an integer in 0..15, got 16")
         self.refused("replay", self.trace, "--model", "kimi", message="--model: wanted one of")
         self.refused("replay", self.trace, "--tp", "3", message="--tp: wanted ranks that divide 2 heads, got 3")
@@ -81,6 +85,11 @@ class Program(unittest.TestCase):
         self.refused("replay", self.trace, "--prefill-backend", "Triton", message='got "Triton"')
         self.refused("replay", self.trace, "--prefill-backend", "fused", message="not_built")
         self.refused("replay", self.trace, "--io", "fp8", message="--io: wanted fp32, bf16 or fp16")
+
+    def test_more_than_there_is_memory_for(self):
+        # More than an address space holds, so that no system promises it.
+        for options in (["--slots", 1073741824, "--cache-mib", 0], ["--cache-mib", 200000000]):
+            self.refused("replay", self.trace, "--verify", 0, *options, message=f"{options[0]} {options[1]}")
 
     def test_bad_input(self):
         bad = self.folder / "bad.jsonl"

@@ -197,13 +197,13 @@ int run(Options& o) {
 }
 
 void add_shape_options(CLI::App& verb, Options& o) {
-  verb.add_option("--heads", o.heads, "H")->check(at_least(1));
-  verb.add_option("--tokens", o.tokens, "T, of prefill, conv, gated_norm")->check(at_least(1));
-  verb.add_option("--sequences", o.sequences, "N")->check(at_least(1));
-  verb.add_option("--rows", o.rows, "Rows of a copy")->check(at_least(1));
-  verb.add_option("--key-dim", o.key_dim, "K")->check(at_least(1));
-  verb.add_option("--value-dim", o.value_dim, "V")->check(at_least(1));
-  verb.add_option("--width", o.width, "1 + drafts, of decode, decode_step and metadata")->check(at_least(1));
+  verb.add_option("--heads", o.heads, "H")->check(whole(1));
+  verb.add_option("--tokens", o.tokens, "T, of prefill, conv, gated_norm")->check(whole(1));
+  verb.add_option("--sequences", o.sequences, "N")->check(whole(1));
+  verb.add_option("--rows", o.rows, "Rows of a copy")->check(whole(1));
+  verb.add_option("--key-dim", o.key_dim, "K")->check(whole(1));
+  verb.add_option("--value-dim", o.value_dim, "V")->check(whole(1));
+  verb.add_option("--width", o.width, "1 + drafts, of decode, decode_step and metadata")->check(whole(1));
   add_dtype(verb, "--io", o.io, "dtype of activations (default: fp32 for prefill, else bf16)");
   add_dtype(verb, "--state-dtype", o.state, "dtype of the recurrent pool (default fp32)");
   add_gate_family(verb, o.gate, "gate of prefill (default softplus)");
@@ -224,8 +224,8 @@ std::function<int()> add_bench(CLI::App& app) {
                    "metadata, conv, gated_norm")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(kNames), std::end(kNames))));
   verb->add_option("--backend", o->backend, "auto, portable, fused or reference");
-  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(at_least(0));
-  verb->add_option("--rounds", o->rounds.rounds, "Rounds that are kept (default 15)")->check(at_least(1));
+  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(whole(0, kMostThreads));
+  verb->add_option("--rounds", o->rounds.rounds, "Rounds that are kept (default 15)")->check(whole(1, INT32_MAX));
   verb->add_option("--seed", o->rounds.seed, "Seed of the order within the rounds (default 1)");
   verb->add_flag("--cpu-time", o->rounds.cpu_time, "Judge by CPU time: for one thread beside other loads");
   add_shape_options(*verb, *o);

@@ -176,7 +176,7 @@ std::function<int()> add_check(CLI::App& app) {
   verb->add_option("--filter", o->filter, "Only cases whose name contains TEXT")->type_name("TEXT");
   verb->add_option("--vectors", o->vectors, "Instead of the tables: the safetensors files of DIR, made by others")
       ->type_name("DIR");
-  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(at_least(0));
+  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(whole(0, kMostThreads));
   verb->add_flag("--quick", o->quick, "About an eighth of the cases");
   verb->add_flag("--list", o->list, "Print the cases and run nothing");
   verb->add_flag("-v,--verbose", o->verbose, "Print every case, not only what failed");

@@ -154,7 +154,7 @@ std::function<int()> add_info(CLI::App& app) {
   auto o = std::make_shared<Options>();
   verb->add_flag("--isas", o->isas_only,
                  "Print the names of the CPU's instruction sets, best first, and nothing else");
-  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(at_least(0));
+  verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(whole(0, kMostThreads));
   std::vector<std::string> names;
   for (const Operator& op : operators()) names.push_back(op.name);
   verb->add_option("--operator", o->operator_name, "Operator of the problem")->check(CLI::IsMember(names));

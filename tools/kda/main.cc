@@ -23,6 +23,15 @@ constexpr AddVerb kVerbs[] = {
     kda::tools::add_replay,
 };
 
+// CLI11's messages, but for values that its conversion refuses: numbers beyond the option's type, flags with one.
+std::string message_of(const CLI::ParseError& e) {
+  const std::string start = "Could not convert: ", text = e.what();
+  const size_t equals = text.find(" = ");
+  if (text.rfind(start, 0) != 0 || equals == std::string::npos) return text;
+  return text.substr(start.size(), equals - start.size()) + ": wanted a value in its range, got \"" +
+         text.substr(equals + 3) + "\"";
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Kimi Delta Attention: replay traffic, run and check operators", "kda");
   app.set_version_flag("--version", std::string("kda ") + kda_version_string() + " (" + kda_source_hash() + ")");
@@ -52,7 +61,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // help and version
     const std::string name = is_verb(first) ? "kda " + first : "kda";
-    std::fprintf(stderr, "%s: %s; %s --help lists what there is\n", name.c_str(), e.what(), name.c_str());
+    std::fprintf(stderr, "%s: %s; %s --help lists what there is\n", name.c_str(), message_of(e).c_str(),
+                 name.c_str());
     return kda::tools::kUsage;
   }
   for (auto& [verb, body] : verbs) {

@@ -34,13 +34,14 @@ void check_numbers(CLI::App& verb) {
   }
 }
 
-CLI::Validator at_least(int64_t least) {
+CLI::Validator whole(int64_t least, int64_t most) {
   const auto check = [=](std::string& text) {
     int64_t value = 0;
     const char* const end = text.data() + text.size();
     const auto [stop, fault] = std::from_chars(text.data(), end, value);
-    if (fault == std::errc() && stop == end && value >= least) return std::string();
-    return fmt::format("wanted an integer >= {}, got \"{}\"", least, text);
+    if (fault == std::errc() && stop == end && value >= least && value <= most) return std::string();
+    const std::string upto = most == INT64_MAX ? fmt::format(">= {}", least) : fmt::format("in {}..{}", least, most);
+    return fmt::format("wanted an integer {}, got \"{}\"", upto, text);
   };
   return CLI::Validator(check, "");
 }

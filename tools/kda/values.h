@@ -11,8 +11,10 @@ namespace kda::tools {
 // Every option of the verb that takes numbers takes nothing else: no "", no -1 where the type has no sign.
 void check_numbers(CLI::App& verb);
 
-// A whole number that is `least` or more.
-CLI::Validator at_least(int64_t least);
+// A whole number from `least` to `most`.
+CLI::Validator whole(int64_t least, int64_t most = INT64_MAX);
+// Of --threads; more than any machine has would only fail later.
+inline constexpr int64_t kMostThreads = 4096;
 
 // One of the names, whatever their case; the option's value becomes the number beside it.
 void set_names(CLI::Option& option, std::map<std::string, int> names);
