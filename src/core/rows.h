@@ -17,6 +17,11 @@ struct TokenSpan {
   int64_t length = 0;
 };
 
+// Active sequences out of `count` (P-7).
+inline int64_t active_count(const kda_tensor& num_active, int64_t count) {
+  return present(num_active) ? std::clamp<int64_t>(index_view(num_active)[0], 0, count) : count;
+}
+
 class SequenceTable {
  public:
   // `token` is any token tensor ([T, ...], or [B, T, ...] when `token_rank` is one more than usual);
@@ -31,8 +36,7 @@ class SequenceTable {
     if (offsets_) count_ = cu_.size - 1;
     else if (ranges_) count_ = begin_.size;
     else count_ = batched_ ? token.shape[0] : 1;
-    active_ = count_;
-    if (present(s.num_active)) active_ = std::clamp<int64_t>(index_view(s.num_active)[0], 0, count_);
+    active_ = active_count(s.num_active, count_);
   }
 
   int64_t count() const { return count_; }    // N
@@ -125,6 +129,25 @@ inline int64_t committed_tokens(int64_t count, int64_t accepted, int64_t width) 
   if (count < 0 || count > width) return -1;
   if (count == 0) return 0;
   return accepted >= 0 && accepted <= count ? accepted : -1;
+}
+
+// A row of the commit operator (V-10).
+struct CommitRow {
+  bool active = false;  // false: nothing is read or written, the records stay
+  int64_t slot = -1;
+  int64_t record = -1;
+  int64_t tokens = 0;  // c
+};
+
+inline CommitRow commit_row(const kda_commit_desc& d, const kda_commit_args& args, int64_t n) {
+  CommitRow row;
+  row.slot = index_row(args.slots, n)[0];
+  if (!slot_is_live(row.slot, args.state.shape[0], d.null_slot)) return row;
+  row.record = record_row(args.records.count, args.records.record_rows, row.slot, n);
+  if (row.record < 0) return row;
+  row.tokens = committed_tokens(index_view(args.records.count)[row.record], index_view(args.accepted)[n], d.width);
+  row.active = row.tokens >= 0;
+  return row;
 }
 
 // What one row of decode or verify reads and writes.

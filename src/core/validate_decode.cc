@@ -172,7 +172,7 @@ Status Commit::validate(const kda_commit_desc& d, const kda_commit_args& args) {
 Status Commit::check_values(const kda_commit_desc& d, const kda_commit_args& args) {
   const int64_t count = args.slots.shape[0];
   KDA_RETURN_IF_ERROR(check_active_value(args.num_active, count));
-  const int64_t active = present(args.num_active) ? index_view(args.num_active)[0] : count;
+  const int64_t active = active_count(args.num_active, count);
   SlotValues slots(args.state.shape[0], d.null_slot), records(args.records.count.shape[0], -1);
   for (int64_t n = 0; n < active; ++n) {
     KDA_RETURN_IF_ERROR(slots.check_range("slots", args.slots, n, 1));

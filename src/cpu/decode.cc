@@ -78,10 +78,9 @@ class CommitKernel final : public Kernel<Commit> {
   }
 
   Status run(const kda_commit_args& args, const WorkspaceGrant& workspace, void*) const override {
-    const int64_t n = args.slots.shape[0];
-    const int64_t active = present(args.num_active) ? std::clamp<int64_t>(index_view(args.num_active)[0], 0, n) : n;
+    const int64_t active = active_count(args.num_active, args.slots.shape[0]);
     auto* rows = workspace.get<CommitRow>(rows_);
-    for (int64_t i = 0; i < active; ++i) rows[i] = judge(args, i);
+    for (int64_t i = 0; i < active; ++i) rows[i] = commit_row(desc_, args, i);
     const CommitCall call{&desc_, &args, rows};
     const int64_t heads = desc_.attention.num_value_heads;
     auto* scratch = workspace.get<float>(scratch_);
@@ -98,18 +97,6 @@ class CommitKernel final : public Kernel<Commit> {
   }
 
  private:
-  CommitRow judge(const kda_commit_args& args, int64_t n) const {
-    CommitRow row;
-    row.slot = index_row(args.slots, n)[0];
-    if (!slot_is_live(row.slot, args.state.shape[0], desc_.null_slot)) return row;
-    row.record = record_row(args.records.count, args.records.record_rows, row.slot, n);
-    if (row.record < 0) return row;
-    const int64_t count = index_view(args.records.count)[row.record];
-    row.tokens = committed_tokens(count, index_view(args.accepted)[n], desc_.width);
-    row.active = row.tokens >= 0;
-    return row;
-  }
-
   // new[i] = old[c + i] for i < W-1 (W-4).
   void move_windows(const kda_commit_args& args, const CommitRow& row) const {
     if (desc_.conv_width == 0 || row.tokens == 0) return;

@@ -61,14 +61,6 @@ struct DecodeCall {
   const DecodeRow* rows;  // [N]
 };
 
-// A row of the commit operator.
-struct CommitRow {
-  bool active = false;
-  int64_t slot = -1;
-  int64_t record = -1;
-  int64_t tokens = 0;  // c
-};
-
 struct CommitCall {
   const kda_commit_desc* desc;
   const kda_commit_args* args;

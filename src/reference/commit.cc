@@ -22,42 +22,25 @@ class CommitKernel final : public Kernel<Commit> {
   }
 
   Status run(const kda_commit_args& args, const WorkspaceGrant& workspace, void*) const override {
-    int64_t active = args.slots.shape[0];
-    if (present(args.num_active)) active = std::clamp<int64_t>(index_view(args.num_active)[0], 0, active);
+    const int64_t active = active_count(args.num_active, args.slots.shape[0]);
     const int64_t heads = desc_.attention.num_value_heads;
     context_.parallel.for_each(active * heads, [&](int64_t task, int32_t worker) {
       const int64_t n = task / heads, head = task % heads;
-      const Row row = row_of(args, n);
-      if (row.tokens > 0) {
+      const CommitRow row = commit_row(desc_, args, n);
+      if (row.active && row.tokens > 0) {
         commit_head(args, row, head, HeadScratch::carve(scratch_.of(workspace, worker), V_, K_));
         if (head == 0) commit_windows(args, row);
       }
     });
     for (int64_t n = 0; n < active; ++n) {
-      const Row row = row_of(args, n);
-      if (row.tokens >= 0) record_count(args.records.count, row.record) = 0;
+      const CommitRow row = commit_row(desc_, args, n);
+      if (row.active) record_count(args.records.count, row.record) = 0;
     }
     return {};
   }
 
  private:
-  struct Row {
-    int64_t slot = -1, record = -1;
-    int64_t tokens = -1;  // c; -1: inactive
-  };
-
-  Row row_of(const kda_commit_args& args, int64_t n) const {
-    Row row;
-    row.slot = index_row(args.slots, n)[0];
-    if (!slot_is_live(row.slot, args.state.shape[0], desc_.null_slot)) return row;
-    row.record = record_row(args.records.count, args.records.record_rows, row.slot, n);
-    if (row.record < 0) return row;
-    row.tokens =
-        committed_tokens(record_count(args.records.count, row.record), index_view(args.accepted)[n], desc_.width);
-    return row;
-  }
-
-  void commit_head(const kda_commit_args& args, const Row& row, int64_t head, const HeadScratch& s) const {
+  void commit_head(const kda_commit_args& args, const CommitRow& row, int64_t head, const HeadScratch& s) const {
     AttentionTensors tensors{};
     tensors.A_log = args.A_log;
     tensors.dt_bias = args.dt_bias;
@@ -68,7 +51,7 @@ class CommitKernel final : public Kernel<Commit> {
     store_row(state, args.state.dtype, V_ * K_, s.state);
   }
 
-  void commit_windows(const kda_commit_args& args, const Row& row) const {
+  void commit_windows(const kda_commit_args& args, const CommitRow& row) const {
     if (desc_.conv_width == 0) return;
     for (int part = 0; part < desc_.conv_parts; ++part) {
       const kda_tensor& pool = args.conv_state[part];
