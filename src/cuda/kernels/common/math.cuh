@@ -8,6 +8,7 @@
 
 #include "cuda/kernels/common/views.h"
 #include "cuda/ptx/grid.h"
+#include "cuda/ptx/math.h"
 
 namespace kda::cuda {
 
@@ -44,10 +45,8 @@ __device__ __forceinline__ float sigmoid_exact(float x) {
 // The same for values that are rounded to an io dtype next: one exponential and one reciprocal of the
 // special-function unit, relative error below (1 + |x|) * 2e-7.
 __device__ __forceinline__ float sigmoid_fast(float x) {
-  float e, r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(x, -1.44269504f)));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(__fadd_rn(1.0f, e)));
-  return r;
+  const float e = ptx::exp2_approx(__fmul_rn(x, -1.44269504f));
+  return ptx::reciprocal_approx(__fadd_rn(1.0f, e));
 }
 
 // W-1. At -inf this is NaN, as x / (1 + e^-x) is.

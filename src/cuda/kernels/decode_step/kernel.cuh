@@ -115,52 +115,21 @@ __device__ __forceinline__ void store_kept_windows(const DecodeStepParams& p, co
   }
 }
 
-// Writes x into the same shared variable of another block of the cluster.
-__device__ __forceinline__ void store_in_peer(float* s_variable, uint32_t rank, float x) {
-  const auto local = static_cast<uint32_t>(__cvta_generic_to_shared(s_variable));
-  ptx::store_cluster(ptx::map_shared_rank(local, rank), x);
-}
-
-// The gated norm of this block's rows of every token; the sum of squares is gated_norm's tree: lanes own four
-// consecutive elements of the head, those of other slices count as zero here, and slices are the tree's upper levels.
+// The gated norm of every token; the sum of squares is gated_norm's tree: lanes own four consecutive elements.
 template <class Slot>
-__device__ __forceinline__ void norm_rows(const DecodeStepParams& p, const HeadPlace& at, Slot* s,
-                                          float (*s_partial)[kMostSlices]) {
+__device__ __forceinline__ void norm_rows(const DecodeStepParams& p, const HeadPlace& at, Slot* s) {
   const int first = lane_id() * 4;
-  const bool mine = first >= at.first_row && first < at.first_row + at.rows;
-  const int slices = p.split.slices, slice = at.first_row / p.split.rows_per_block;
   __syncthreads();  // s.o
-  const auto square_sum = [&](int i) {
-    float x[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[e] = mine ? s[i].o[first - at.first_row + e] : 0.0f;
-    return tree_of_lanes<32>(tree_of_squares<4>(x));
-  };
-  if (slices > 1) {
-    const uint32_t rank = ptx::cluster_rank();
-    for (int i = warp_id(); i < length_of(at); i += static_cast<int>(blockDim.x / 32)) {
-      const float sum = square_sum(i);
-      if (lane_id() < slices) store_in_peer(&s_partial[i][slice], rank - slice + lane_id(), sum);
-    }
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
   for (int i = warp_id(); i < length_of(at); i += static_cast<int>(blockDim.x / 32)) {
-    float sum = 0.0f;
-    if (slices > 1) {
-      sum =
-          tree_of_lanes<kMostSlices>(lane_id() % kMostSlices < slices ? s_partial[i][lane_id() % kMostSlices] : 0.0f);
-    } else {
-      sum = square_sum(i);
-    }
-    const float factor = norm_factor(sum, 128, p.eps);
-    if (!mine || s[i].out_row < 0) continue;
+    const float4 o = *reinterpret_cast<const float4*>(s[i].o + first);
+    const float4 z = *reinterpret_cast<const float4*>(s[i].z + first);
+    const float x[4] = {o.x, o.y, o.z, o.w}, gate[4] = {z.x, z.y, z.z, z.w};
+    const float factor = norm_factor(tree_of_lanes<32>(tree_of_squares<4>(x)), 128, p.eps);
+    if (s[i].out_row < 0) continue;
     const int64_t to = p.out.offset(at.span.batch, s[i].out_row, at.head) + first;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int r = first - at.first_row + e;
-      store_element(p.out.data, to + e, p.out.dtype,
-                    gated_value(s[i].o[r], factor, p.norm_weight[first + e], s[i].z[r]));
+      store_element(p.out.data, to + e, p.out.dtype, gated_value(x[e], factor, p.norm_weight[first + e], gate[e]));
     }
   }
 }
@@ -229,7 +198,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   using Pool = typename C::Pool;
   constexpr bool kRecords = C::kFlow == Flow::kRecords;
   __shared__ StepPlace s_place[C::kWarps];
-  __shared__ float s_partial[16][kMostSlices];  // KDA_MAX_VERIFY tokens
   __shared__ unsigned s_window[3][3][128];
   touch_parameters(p);
   StepPlace& place = s_place[warp_id()];
@@ -247,50 +215,39 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const WarpRows<Tile> rows(at, p.split, p.form);
   auto* const s_states = token_slots<unsigned char>();
   const auto s_stage = static_cast<uint32_t>(__cvta_generic_to_shared(s_states)) + warp_id() * Tile::kStage;
-  ConvSource<Slot> source{p, at, conv, p.rule.per_token != 0 && !kRecords};
-  PartQueue<ConvSource<Slot>> parts(source);
-  const auto start = [&] {
-    find_conv(p, early, place);
-    if (!row.active) return;
-    if (rows.any) {
+  const DecodeLoads now = early.load_again(p, place.row);
+  do {
+    ptx::copy_async_wait<0>();  // nothing is on its way into a place twice
+    if (row.active && rows.any) {
       Tile::stage(s_stage, head_state<Pool>(p, row.fresh ? 0 : row.start_slot, at.head), rows.first, !row.fresh);
     }
-    parts.start(0, length_of(at));
-  };
-  const DecodeLoads now = early.load_again(p, place.row);
-  start();
-  if (early.changed(now, p, place.row)) {
-    ptx::copy_async_wait<0>();
-    start();
-  }
+  } while (early.changed(now, p, place.row));
   if (!is_looked_at(now, p.sequences, at.n)) return;
-  if (!row.active) {
-    zero_outputs(p, at, at.head);
-    return store_step_windows(p, at, conv);
-  }
+  find_conv(p, early, place);
 
   const int committed = kRecords ? static_cast<int>(row.commit) : 0;
-  const bool one_token = !kRecords && length_of(at) == 1 && p.conv_rule.final_window == 0;
-  if (one_token) source.s_window = s_window;
+  const bool one_token = !kRecords && row.active && length_of(at) == 1 && p.conv_rule.final_window == 0;
   Slot* const s_recorded = reinterpret_cast<Slot*>(s_states + C::kStateBytes);
   Slot* const s = s_recorded + committed;
-  if (threadIdx.x == C::kThreads - 1) ask_for_later_block<Pool>(p);
-  parts.finish(0, length_of(at), s);
-  if (committed > 0) {
-    const RecordSource<Slot> recorded{p.records, p.gate_rule, p.form, p.gate.dtype, at, row.record};
-    PartQueue<RecordSource<Slot>> old(recorded);
-    old.start(0, committed);
-    old.finish(0, committed, s_recorded);
+  if (row.active) {
+    if (threadIdx.x == C::kThreads - 1) ask_for_later_block<Pool>(p);
+    prepare_parts(ConvSource<Slot>{p, at, conv, p.rule.per_token != 0 && !kRecords, one_token ? s_window : nullptr},
+                  length_of(at), s);
+    if (committed > 0) {
+      prepare_parts(RecordSource<Slot>{p.records, p.gate_rule, p.form, p.gate.dtype, at, row.record}, committed,
+                    s_recorded);
+    }
+    __syncthreads();
+    if (p.split.clustered) ptx::cluster_arrive_relaxed();  // what was to be read has been used
+    apply_step_tokens<C>(p, place.row, rows, s_stage, s_recorded, committed);
+    if (p.split.clustered) ptx::cluster_wait();
+    if (p.norm) norm_rows(p, at, s);
+  } else {
+    zero_outputs(p, at, at.head);
   }
-  __syncthreads();
-  if (p.split.clustered) ptx::cluster_arrive_relaxed();  // what was to be read has been used
-
-  apply_step_tokens<C>(p, place.row, rows, s_stage, s_recorded, committed);
-  if (p.split.clustered) ptx::cluster_wait();
-  if (p.norm) norm_rows(p, at, s, s_partial);
   if (one_token) store_kept_windows(p, at, conv, s_window);
   else store_step_windows(p, at, conv);
-  if (kRecords && at.first_row == 0) record_step_tokens(p, at, row.record, s);
+  if (kRecords && row.active) record_step_tokens(p, at, row.record, s);
 }
 
 template <class C>

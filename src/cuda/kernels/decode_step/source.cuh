@@ -29,7 +29,6 @@ template <class Slot_>
 struct ConvSource {
   using Slot = Slot_;
   using Input = StepInput;
-  static constexpr bool kAhead = false;  // its registers are better spent on the state
   const DecodeStepParams& p;
   const HeadPlace& at;
   const ConvRow& conv;
@@ -79,14 +78,18 @@ struct ConvSource {
   __device__ __forceinline__ void gather_stream(LaneBits<4>& bits, const ConvChannels& c, int64_t first, int32_t n,
                                                 int i) const {
     constexpr int kHistory = Input::kWidth - 1;
+    const WindowRef& w = c.window;
+    VectorRef from;
+    int64_t stride = 1;
     if (i >= kHistory) {
       const int64_t row = conv.span.begin + i - kHistory;
-      return bits.gather({c.x, conv.span.batch * c.x_batch + row * c.x_row + first, n, p.form.io, c.x_vectors != 0});
+      from = {c.x, conv.span.batch * c.x_batch + row * c.x_row + first, n, p.form.io, c.x_vectors != 0};
+    } else {
+      from = {w.data, 0, 0, w.dtype, w.vectors != 0};
+      stride = w.channel_stride;
+      if (!conv.fresh) from.offset = window_offset(w, conv.read_slot, first, conv.offset + i), from.n = n;
     }
-    const WindowRef& w = c.window;
-    const int64_t from = window_offset(w, conv.read_slot, first, conv.offset + i);
-    if (conv.fresh) bits.gather({w.data, 0, 0, w.dtype});
-    else bits.gather({w.data, from, n, w.dtype, w.vectors != 0}, w.channel_stride);
+    bits.gather(from, stride);
   }
 
   // Entries 1..3 of the stream, as the window's bits.

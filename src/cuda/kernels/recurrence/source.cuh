@@ -18,7 +18,6 @@ template <class P, class Slot_>
 struct DirectSource {
   using Slot = Slot_;
   using Input = PartInput<Slot>;
-  static constexpr bool kAhead = true;
   const P& p;
   const HeadPlace& at;
   int32_t head, query_head;  // `at` may have others: a block goes through several
@@ -70,7 +69,6 @@ template <class Slot_>
 struct RecordSource {
   using Slot = Slot_;
   using Input = PartInput<Slot>;
-  static constexpr bool kAhead = true;
   const RecordRef& records;
   const GateRef& gate_rule;
   const AttentionForm& form;

@@ -240,9 +240,21 @@ struct PartInput {
   DecayQuarter<Slot::kKeys, Slot::kWhole> decay;
 };
 
+// All parts of tokens [0, count), dealt to the block's warps in turn: one copy of the loads' code, each part's loads
+// after the one before is done.
+template <class Source, class Slot>
+__device__ __forceinline__ void prepare_parts(const Source& source, int count, Slot* slots) {
+  const auto part = static_cast<Part>(warp_id() % 4);
+#pragma unroll 1
+  for (int id = warp_id(); id < 4 * count; id += static_cast<int>(blockDim.x / 32)) {
+    typename Source::Input in;
+    source.gather(in, part, id / 4);
+    source.finish(in, part, id / 4, slots[id / 4]);
+  }
+}
+
 // The parts of tokens [first, first + count), dealt to the block's warps in turn. A block has a multiple of four
-// warps, so that a warp meets one kind of part. With Source::kAhead the next part's loads are on their way while one
-// is completed.
+// warps, so that a warp meets one kind of part. The next part's loads are on their way while one is completed.
 template <class Source>
 struct PartQueue {
   using Slot = typename Source::Slot;
@@ -262,15 +274,10 @@ struct PartQueue {
     const auto part = static_cast<Part>(warp_id() % 4);
 #pragma unroll 1
     for (int id = warp_id(); id < 4 * count; id += warps()) {
-      if constexpr (Source::kAhead) {
-        typename Source::Input next;
-        if (id + warps() < 4 * count) source.gather(next, part, first + (id + warps()) / 4);
-        source.finish(in, part, first + id / 4, slots[id / 4]);
-        in = next;
-      } else {
-        if (id != warp_id()) source.gather(in, part, first + id / 4);
-        source.finish(in, part, first + id / 4, slots[id / 4]);
-      }
+      typename Source::Input next;
+      if (id + warps() < 4 * count) source.gather(next, part, first + (id + warps()) / 4);
+      source.finish(in, part, first + id / 4, slots[id / 4]);
+      in = next;
     }
   }
 };
