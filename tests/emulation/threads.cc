@@ -3,6 +3,7 @@
 #include <ucontext.h>
 
 #include <condition_variable>
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -44,7 +45,9 @@ struct MemoryBarrier {
 };
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // of its beginning
+  jmp_buf place;       // where it goes on: jumps save no signal masks and make no system calls
+  bool has_begun = false;
   std::unique_ptr<char[]> stack;
   const uint32_t* waits_for = nullptr;  // to differ from `seen`
   uint32_t seen = 0;
@@ -61,7 +64,7 @@ struct Cta {
   std::vector<uint64_t> words;  // [warp][lane][8]
   std::map<uint32_t, Barrier> named;
   Barrier block;
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   int current = 0;
   bool is_done = false;
   AccessLog log{kSharedBytes};
@@ -112,11 +115,22 @@ unsigned char* checked_pointer(uint32_t address, uint32_t bytes) {
   return cluster->ctas[rank]->memory + offset;
 }
 
+[[gnu::noinline]] void switch_to_scheduler(Fiber& fiber) {
+  if (_setjmp(fiber.place) == 0) _longjmp(cta->scheduler, 1);
+}
+
+[[gnu::noinline]] void switch_to_fiber(Fiber& fiber) {
+  if (_setjmp(cta->scheduler) != 0) return;
+  if (fiber.has_begun) _longjmp(fiber.place, 1);
+  fiber.has_begun = true;
+  setcontext(&fiber.context);
+}
+
 void wait_for_change(const uint32_t& word) {
   Fiber& fiber = running();
   fiber.waits_for = &word;
   fiber.seen = word;
-  swapcontext(&fiber.context, &cta->scheduler);
+  switch_to_scheduler(fiber);
 }
 
 // What every thread did before the barrier, every thread knows after it; its warp's epoch is over.
@@ -139,11 +153,18 @@ void fiber_main() {
   cluster->kernel();
   Fiber& fiber = running();
   fiber.is_done = true;
-  swapcontext(&fiber.context, &cta->scheduler);
+  switch_to_scheduler(fiber);
 }
 
+std::vector<std::unique_ptr<char[]>> spare_stacks;
+
 void make_fiber(Fiber& fiber) {
-  fiber.stack.reset(new char[kStackBytes]);  // not cleared
+  if (spare_stacks.empty()) {
+    fiber.stack.reset(new char[kStackBytes]);  // not cleared
+  } else {
+    fiber.stack = std::move(spare_stacks.back());
+    spare_stacks.pop_back();
+  }
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
@@ -166,7 +187,7 @@ bool run_fibers(bool& all_done) {
       again = any = true;
       cta->current = static_cast<int>(i);
       threadIdx.x = static_cast<unsigned>(i);
-      swapcontext(&cta->scheduler, &fiber.context);
+      switch_to_fiber(fiber);
     }
   }
   return any;
@@ -211,10 +232,14 @@ void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, con
   }
   cluster = &all;
   std::vector<std::thread> workers;
-  for (int rank = 0; rank < ctas; ++rank)
+  for (int rank = 1; rank < ctas; ++rank)
     workers.emplace_back([&, rank] { run_cta(all.ctas[rank].get(), first_block + rank, grid, memory); });
+  run_cta(all.ctas[0].get(), first_block, grid, memory);
   for (std::thread& worker : workers) worker.join();
   cluster = nullptr;
+  for (const auto& one : all.ctas) {
+    for (Fiber& fiber : one->fibers) spare_stacks.push_back(std::move(fiber.stack));
+  }
 }
 
 int lane() { return cta->current % 32; }

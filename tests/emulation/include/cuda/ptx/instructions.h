@@ -35,6 +35,8 @@ inline uint32_t cluster_rank() { return emulation::cta_rank(); }
 inline uint32_t rank_of_window(uint32_t shared_address) { return shared_address >> 24; }
 inline uint32_t map_shared_rank(uint32_t address, uint32_t rank) { return (address & 0xffffffu) | rank << 24; }
 inline void cluster_arrive() {}
+inline void cluster_arrive_relaxed() {}
+inline void store_cluster(uint32_t address, float x) { store_shared(address, x); }
 inline void cluster_wait() { emulation::cluster_barrier(); }
 inline void named_barrier(uint32_t id, uint32_t threads) { emulation::named_barrier(id, static_cast<int>(threads)); }
 template <int kRegisters>
