@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "bench/workload.h"
 #include "conformance/random.h"
@@ -15,8 +16,10 @@ kda_tensor Arena::zeros(kda_dtype dtype, const std::vector<int64_t>& shape) {
   for (int i = t.rank - 1; i >= 0; --i) {
     t.shape[i] = shape[static_cast<size_t>(i)];
     t.strides[i] = count;
-    count *= t.shape[i];
+    if (__builtin_mul_overflow(count, t.shape[i], &count)) throw std::bad_alloc();
   }
+  // Far more than there is; the product with the dtype's size stays small enough for any allocator.
+  if (count > (int64_t{1} << 56)) throw std::bad_alloc();
   memory_.push_back(pages(static_cast<size_t>(count) * kda_dtype_size(dtype)));
   t.data = memory_.back().get();
   return t;

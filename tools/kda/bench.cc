@@ -197,13 +197,14 @@ int run(Options& o) {
 }
 
 void add_shape_options(CLI::App& verb, Options& o) {
-  verb.add_option("--heads", o.heads, "H")->check(whole(1));
-  verb.add_option("--tokens", o.tokens, "T, of prefill, conv, gated_norm")->check(whole(1));
-  verb.add_option("--sequences", o.sequences, "N")->check(whole(1));
-  verb.add_option("--rows", o.rows, "Rows of a copy")->check(whole(1));
-  verb.add_option("--key-dim", o.key_dim, "K")->check(whole(1));
-  verb.add_option("--value-dim", o.value_dim, "V")->check(whole(1));
-  verb.add_option("--width", o.width, "1 + drafts, of decode, decode_step and metadata")->check(whole(1));
+  constexpr int64_t kMost = int64_t{1} << 30;
+  verb.add_option("--heads", o.heads, "H")->check(whole(1, kMost));
+  verb.add_option("--tokens", o.tokens, "T, of prefill, conv, gated_norm")->check(whole(1, kMost));
+  verb.add_option("--sequences", o.sequences, "N")->check(whole(1, kMost));
+  verb.add_option("--rows", o.rows, "Rows of a copy")->check(whole(1, kMost));
+  verb.add_option("--key-dim", o.key_dim, "K")->check(whole(1, kMost));
+  verb.add_option("--value-dim", o.value_dim, "V")->check(whole(1, kMost));
+  verb.add_option("--width", o.width, "1 + drafts, of decode, decode_step and metadata")->check(whole(1, kMost));
   add_dtype(verb, "--io", o.io, "dtype of activations (default: fp32 for prefill, else bf16)");
   add_dtype(verb, "--state-dtype", o.state, "dtype of the recurrent pool (default fp32)");
   add_gate_family(verb, o.gate, "gate of prefill (default softplus)");
