@@ -7,6 +7,7 @@
 #include <limits>
 #include <mutex>
 
+#include "conformance/limits.h"
 #include "serve/handles.h"
 
 namespace kda::serve {
@@ -288,11 +289,12 @@ void note(const Model& model, const Oracle& oracle, const Task& task, VerifyRepo
 }  // namespace
 
 Tolerance tolerance_of(const Model& model) {
-  Tolerance t = model.io_dtype == KDA_FP32 ? Tolerance{1e-5, 1e-5} : Tolerance{3.5e-3, 1e-3};
+  const conformance::Limits chain = conformance::chained_limits(model.io_dtype);
+  Tolerance t{chain.out, chain.state};
   // N-9 gives the error of one store, and a request is stored at every step. The delta rule rewrites each of the K
   // directions of a state about every K / beta tokens, so that the errors of no more than about K stores are alive at
   // once; they are independent.
-  const double store = model.state_dtype == KDA_BF16 ? 1.8e-3 : model.state_dtype == KDA_FP16 ? 2.3e-4 : 0;
+  const double store = conformance::pool_rounding(model.state_dtype);
   const double alive = std::sqrt(static_cast<double>(model.key_dim));
   t.out += alive * store;
   t.state += alive * store;

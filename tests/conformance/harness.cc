@@ -24,17 +24,6 @@ bool has_candidate(kda_operator op, const void* desc, const std::string& backend
   return kda_explain(context, op, desc, look, &search) == KDA_OK && search.found;
 }
 
-Limits limits(kda_dtype io, bool degenerate) {
-  switch (io) {
-    case KDA_FP32: return degenerate ? Limits{1e-4, 2e-4} : Limits{1e-5, 1e-5};
-    // fp16 rounds the output eight times finer than bf16: 2.1e-4 for the best result, with bf16's share of slack.
-    case KDA_FP16: return degenerate ? Limits{5e-4, 2e-4} : Limits{2.3e-4, 1e-5};
-    default: return degenerate ? Limits{2.5e-3, 2e-4} : Limits{1.8e-3, 1e-5};
-  }
-}
-
-double pool_rounding(kda_dtype pool) { return pool == KDA_BF16 ? 1.8e-3 : pool == KDA_FP16 ? 2.3e-4 : 0; }
-
 // ---- PrefillCall ----------------------------------------------------------------------------------------
 
 PrefillCall::PrefillCall(Problem problem, const char* backend)

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/limits.h"
 #include "support/api.h"
 #include "support/compare.h"
 #include "support/distributions.h"
@@ -26,13 +27,10 @@ inline const std::vector<std::string> kBackends = {KDA_CONFORMANCE_BACKENDS};
 // True if some candidate of the operator bears the name on the device that the name means. `desc` is the operator's description.
 bool has_candidate(kda_operator op, const void* desc, const std::string& backend);
 
-// Limits of N-9 for fp32 arithmetic (the CPU paths), which the oracle's own rounded results meet too.
-struct Limits {
-  double out, state;
-};
-Limits limits(kda_dtype io, bool degenerate = false);
-// What storing a state in a pool of this dtype adds to its error (N-9).
-double pool_rounding(kda_dtype pool);
+using conformance::Arithmetic;
+using conformance::Limits;
+using conformance::limits;
+using conformance::pool_rounding;
 
 class BackendTest : public testing::TestWithParam<std::string> {
  protected:
@@ -46,8 +44,7 @@ class BackendTest : public testing::TestWithParam<std::string> {
   // Limits of N-9 for what the backend runs: `auto` on a device takes tensor cores for bf16 prefill, whose release
   // targets hold here.
   Limits limits(kda_dtype io, bool degenerate = false) const {
-    if (!takes_tensor_cores(io)) return test::limits(io, degenerate);
-    return degenerate ? Limits{5e-3, 5e-3} : Limits{2.0e-3, 7e-4};
+    return test::limits(io, degenerate, takes_tensor_cores(io) ? Arithmetic::kTensorCores : Arithmetic::kFp32);
   }
   bool takes_tensor_cores(kda_dtype io) const {
     return may_take_tensor_cores_ && io == KDA_BF16 && GetParam() == "cuda_auto";
