@@ -1,4 +1,6 @@
 // Prefill plans on CUDA: the tensor-core kernel of K = V = 128.
+#include <algorithm>
+
 #include "base/tensor.h"
 #include "cuda/host/candidate.h"
 #include "cuda/host/candidates.h"
@@ -73,7 +75,18 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
                      "prefill_fused_kernel");
   }
 
-  Status run(const kda_prefill_args& args, const WorkspaceGrant&, void* stream) const override {
+  // Books the segment space (S-6, S-8) for every run that these bounds allow; none where sequences may not be cut.
+  void book_segments(WorkspaceBook& book) {
+    if (desc_.segments == KDA_SEGMENTS_OFF || (desc_.flags & KDA_PLAN_BATCH_INVARIANT) != 0) return;
+    if (desc_.max_checkpoints > 0) return;
+    for (int64_t n = 1; n <= desc_.max_sequences && n * desc_.attention.num_value_heads <= multiprocessors_; ++n) {
+      for (int64_t tokens = desc_.max_tokens; tokens >= kShortestCut; tokens /= 2)
+        segment_bytes_ = std::max(segment_bytes_, segment_bytes(n, segments(n, tokens)));
+    }
+    if (segment_bytes_ > 0) segment_section_ = book.book_bytes("segments", segment_bytes_);
+  }
+
+  Status run(const kda_prefill_args& args, const WorkspaceGrant& workspace, void* stream) const override {
     KDA_RETURN_IF_ERROR(check_rows("q", args.q));
     KDA_RETURN_IF_ERROR(check_rows("k", args.k));
     KDA_RETURN_IF_ERROR(check_rows("v", args.v));
@@ -84,6 +97,13 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     fill_sequences(args, p);
     fill_states(args, p);
     fill_checkpoints(args, p);
+    if (segment_bytes_ > 0) {
+      const int count = segments(p.sequences, args.q.rank > 3 ? p.tokens * p.sequences : p.tokens);
+      if (segment_bytes(p.sequences, count) <= segment_bytes_) {
+        p.segments = count;
+        p.segment_space = workspace.get<float>(segment_section_);
+      }
+    }
     const DeviceGuard guard(device_);
     KDA_RETURN_IF_ERROR(guard.status());
     const cudaError_t error =
@@ -93,6 +113,16 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
   }
 
  private:
+  static constexpr int64_t kShortestCut = 512;  // tokens; choose_segments leaves shorter ones whole
+
+  int segments(int64_t sequences, int64_t tokens) const {
+    return fused::choose_segments(sequences, static_cast<int32_t>(desc_.attention.num_value_heads), tokens,
+                                  multiprocessors_);
+  }
+  int64_t segment_bytes(int64_t sequences, int count) const {
+    return fused::prefill_fused_workspace(sequences, static_cast<int32_t>(desc_.attention.num_value_heads), count);
+  }
+
   void fill_tokens(const kda_prefill_args& args, fused::Params& p) const {
     const kda_attention_spec& a = desc_.attention;
     p.q = args.q.data, p.q_rows = to_rows(args.q, 3);
@@ -173,10 +203,14 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
   int32_t device_, multiprocessors_;
   fused::Gate gate_;
   fused::Real gate_type_;
+  int64_t segment_bytes_ = 0;  // 0: sequences are never cut
+  WorkspaceBook::Id segment_section_{};
 };
 
-Result<std::unique_ptr<Kernel<Prefill>>> create(const kda_prefill_desc& desc, const Context& context, WorkspaceBook&) {
+Result<std::unique_ptr<Kernel<Prefill>>> create(const kda_prefill_desc& desc, const Context& context,
+                                                WorkspaceBook& book) {
   auto kernel = std::make_unique<FusedPrefillKernel>(desc, context);
+  kernel->book_segments(book);
   KDA_RETURN_IF_ERROR(kernel->prepare());
   return std::unique_ptr<Kernel<Prefill>>(std::move(kernel));
 }

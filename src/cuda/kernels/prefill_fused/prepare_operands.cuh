@@ -50,14 +50,15 @@ __device__ __forceinline__ void load_prefix4(float (&x)[4], uint32_t address) {
   x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
 }
 
-// Addresses of prefix rows of this lane's channels (16-byte column 2c) in a block, 0 at first; block 1 lies 2048
-// bytes on. The swizzle only decides which half of 32 bytes k-step 0 is: a row with bit 2 set holds it second.
+// Addresses of prefix rows of this lane's channels (16-byte column 2c) in a block and k-step, those of block 0 and
+// k-step 0 at first; block 1 lies 2048 bytes on. The swizzle only decides which half of 32 bytes a k-step is: a row
+// with bit 2 set holds k-step 0 second.
 struct PrefixView {
-  uint32_t column;          // row 0 without swizzle
+  uint32_t low, high;       // row 0 of the block as rows with bit 2 clear and with bit 2 set hold their columns
   uint32_t a, b;            // own rows
   uint32_t a2, b2, a1, b1;  // anchors of levels 2 and 1
   __device__ PrefixView(uint32_t scratch, const ProducerLane& me) {
-    column = scratch + 2 * me.c * 16;
+    low = scratch + 2 * me.c * 16, high = low + 16;
     a = scratch + prefix_offset(me.token_a, 2 * me.c);
     b = scratch + prefix_offset(me.token_b, 2 * me.c);
     a2 = scratch + prefix_offset((me.token_a & ~3) + 1, 2 * me.c);
@@ -65,17 +66,14 @@ struct PrefixView {
     a1 = scratch + prefix_offset(me.token_a & ~1, 2 * me.c);
     b1 = scratch + prefix_offset(me.token_b & ~1, 2 * me.c);
   }
-  __device__ void to_next_block() {
-    for (uint32_t* x : {&column, &a, &b, &a2, &b2, &a1, &b1}) *x += 2048;
+  // To k-step 1, or from there to k-step 0 of block 1.
+  __device__ void to_next(int step) {
+    const uint32_t rows = step == 0 ? 0 : 2048;
+    for (uint32_t* x : {&low, &high, &a, &b, &a2, &b2, &a1, &b1}) *x = (*x ^ 16) + rows;
   }
-  // Row `kRow` of the block, k-step kStep.
-  template <int kRow, int kStep>
+  template <int kRow>
   __device__ uint32_t fixed() const {
-    return column + kRow * 128 + (kStep ^ ((kRow >> 2) & 1)) * 16;
-  }
-  template <int kStep>
-  __device__ static uint32_t at(uint32_t row) {
-    return kStep == 0 ? row : row ^ 16;
+    return ((kRow & 4) == 0 ? low : high) + kRow * 128;
   }
 };
 
@@ -112,18 +110,17 @@ struct Levels {
   Quad a4, b4, a2, b2, a1, b1;
 };
 
-template <int kStep>
 __device__ __forceinline__ void accumulate_diagonal(Quad& top, Levels& levels, const Step& s,
                                                     const PrefixView& view) {
   float anchor[4], f[4];
-  load_prefix4(anchor, view.fixed<7, kStep>());
+  load_prefix4(anchor, view.fixed<7>());
   decays4(f, s.pa, anchor);
   const Packed columns = pack_product(s.ka, f);
   decays4(f, s.pb, anchor);
   multiply_rows(top, pack_product(s.kb, f), pack_product(s.qb, f), columns);
-  accumulate_level(levels.a4, levels.b4, s, view.fixed<3, kStep>(), view.fixed<11, kStep>());
-  accumulate_level(levels.a2, levels.b2, s, view.at<kStep>(view.a2), view.at<kStep>(view.b2));
-  accumulate_level(levels.a1, levels.b1, s, view.at<kStep>(view.a1), view.at<kStep>(view.b1));
+  accumulate_level(levels.a4, levels.b4, s, view.fixed<3>(), view.fixed<11>());
+  accumulate_level(levels.a2, levels.b2, s, view.a2, view.b2);
+  accumulate_level(levels.a1, levels.b1, s, view.a1, view.b1);
 }
 
 // Rows g, columns 2c + e (as lane positions): the highest bit in which their a tokens differ is the level; the row
@@ -145,21 +142,6 @@ __device__ __forceinline__ Quad merge_levels(const Levels& levels, const Produce
   return merged;
 }
 
-// 16 bytes (8 channels) of each operand for one token.
-struct OperandRow {
-  Packed key[2], query[2], high[2], low[2];  // [k-step]
-};
-
-__device__ __forceinline__ void store_operands(const OperandRow& row, uint32_t at) {
-  auto put = [&](uint32_t part, const Packed(&x)[2]) {
-    ptx::store_shared(at + part, uint4{x[0].lo, x[0].hi, x[1].lo, x[1].hi});
-  };
-  put(Stage::kKeys, row.key);
-  put(Stage::kQueries, row.query);
-  put(Stage::kUpdateHigh, row.high);
-  put(Stage::kUpdateLow, row.low);
-}
-
 // Where this lane's 16 bytes of block 0 lie in an operand; block 1 lies 2048 bytes on.
 __device__ __forceinline__ uint32_t operand_offset(int token, const ProducerLane& me) {
   return (me.warp >> 1) * Stage::kHalf + swizzle_128(token, (me.warp & 1) * 4 + me.c);
@@ -169,45 +151,28 @@ struct Norms {
   float qa, qb, ka, kb;
 };
 
-template <int kStep>
-__device__ __forceinline__ void diagonal_step(Quad& top, Levels& levels, const uint4 (&q)[2], const uint4 (&k)[2],
-                                              const Norms& norms, const PrefixView& view) {
-  Step s;
-  unpack_scaled(s.qa, kStep == 0 ? q[0].x : q[0].z, kStep == 0 ? q[0].y : q[0].w, norms.qa);
-  unpack_scaled(s.qb, kStep == 0 ? q[1].x : q[1].z, kStep == 0 ? q[1].y : q[1].w, norms.qb);
-  unpack_scaled(s.ka, kStep == 0 ? k[0].x : k[0].z, kStep == 0 ? k[0].y : k[0].w, norms.ka);
-  unpack_scaled(s.kb, kStep == 0 ? k[1].x : k[1].z, kStep == 0 ? k[1].y : k[1].w, norms.kb);
-  load_prefix4(s.pa, view.at<kStep>(view.a));
-  load_prefix4(s.pb, view.at<kStep>(view.b));
-  accumulate_diagonal<kStep>(top, levels, s, view);
+// Raw rows of a k-step: [q of token a, of token b, k of a, of b], four channels.
+struct StepRows {
+  uint2 x[4];
+};
+__device__ __forceinline__ StepRows step_rows(const RawRows& raw, int block, int step) {
+  const uint4 rows[4] = {raw.q[block][0][0], raw.q[block][1][0], raw.k[block][0][0], raw.k[block][1][0]};
+  StepRows s;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s.x[i] = step == 0 ? uint2{rows[i].x, rows[i].y} : uint2{rows[i].z, rows[i].w};
+  return s;
 }
 
-// Two quads of partial scores of a block.
-__device__ __forceinline__ void diagonal_scores(Quad& top, Quad& lower, const uint4 (&q)[2], const uint4 (&k)[2],
-                                                const Norms& norms, const PrefixView& view, const ProducerLane& me) {
-  Levels levels;
-  diagonal_step<0>(top, levels, q, k, norms, view);
-  __syncwarp();  // keeps the second step's loads out of the first: registers
-  diagonal_step<1>(top, levels, q, k, norms, view);
-  lower = merge_levels(levels, me);
-}
-
-// What the off-diagonal block takes from a block's tokens: column operands (block 0) or k rows (block 1).
-struct Edges {
-  Packed a[2], b[2];  // [k-step]
+// What the off-diagonal block takes from a token: a column (block 0), or a k and a q row (block 1).
+struct Edge {
+  Packed k, q;
 };
 
-// Chunk-level operands of one token and k-step.
-template <int kStep>
-__device__ __forceinline__ void chunk_operands(OperandRow& row, Packed& k_edge, Packed& q_edge, const uint4& raw_q,
-                                               const uint4& raw_k, float q_norm, float k_norm, uint32_t prefix_row,
-                                               const PrefixView& view, uint32_t other_total, int block) {
-  float q[4], k[4], prefix[4], own[4], other[4];
-  unpack_scaled(q, kStep == 0 ? raw_q.x : raw_q.z, kStep == 0 ? raw_q.y : raw_q.w, q_norm);
-  unpack_scaled(k, kStep == 0 ? raw_k.x : raw_k.z, kStep == 0 ? raw_k.y : raw_k.w, k_norm);
-  load_prefix4(prefix, view.at<kStep>(prefix_row));
-  load_prefix4(own, view.fixed<15, kStep>());
-  load_prefix4(other, kStep == 0 ? other_total : other_total ^ 16);
+// Chunk-level operands of one token and k-step to the stage. own: log2 total of the block; other: 2^total of the
+// other.
+__device__ __forceinline__ void chunk_operands(Edge& edge, uint32_t at, const float (&q)[4], const float (&k)[4],
+                                               const float (&prefix)[4], const float (&own)[4],
+                                               const float (&other)[4], int block) {
   float key[4], query[4], update[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -215,34 +180,24 @@ __device__ __forceinline__ void chunk_operands(OperandRow& row, Packed& k_edge, 
     key[i] = k[i] * rise;
     query[i] = q[i] * rise;
     update[i] = k[i] * decay_between(own[i], prefix[i]);
-    other[i] = ptx::exp2_approx(other[i]);
   }
+  edge.q = pack_four(query);
   if (block == 0) {
-    k_edge = pack_four(update);
+    edge.k = pack_four(update);
 #pragma unroll
     for (int i = 0; i < 4; ++i) update[i] *= other[i];
   } else {
-    k_edge = pack_four(key);
-    q_edge = pack_four(query);
+    edge.k = pack_four(key);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      key[i] *= other[i];
-      query[i] *= other[i];
-    }
+    for (int i = 0; i < 4; ++i) key[i] *= other[i], query[i] *= other[i];
   }
-  row.key[kStep] = pack_four(key);
-  row.query[kStep] = pack_four(query);
-  pack_two_terms(update, row.high[kStep], row.low[kStep]);
-}
-
-__device__ __forceinline__ void cross_scores(Quad (&cross)[4], const Edges& columns, const Edges& k, const Edges& q) {
-#pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    multiply_rows(cross[0], k.a[step], q.a[step], columns.a[step]);
-    multiply_rows(cross[1], k.a[step], q.a[step], columns.b[step]);
-    multiply_rows(cross[2], k.b[step], q.b[step], columns.a[step]);
-    multiply_rows(cross[3], k.b[step], q.b[step], columns.b[step]);
-  }
+  Packed high, low;
+  pack_two_terms(update, high, low);
+  const auto put = [&](uint32_t part, const Packed& x) { ptx::store_shared(at + part, uint2{x.lo, x.hi}); };
+  put(Stage::kKeys, pack_four(key));
+  put(Stage::kQueries, pack_four(query));
+  put(Stage::kUpdateHigh, high);
+  put(Stage::kUpdateLow, low);
 }
 
 // A quad of partial scores to this warp's scratch (`quads`: that plus 16 bytes a lane). Quads: block 0 level 8 and
@@ -268,41 +223,73 @@ struct NormView {
   __device__ void to_next_block() { a += 256, b += 256; }
 };
 
-// Both blocks of an item: operands to the stage, partial scores to the warp's scratch.
+// Columns of the off-diagonal block, a queue of two k-steps: block 0 fills it, block 1 empties it.
+struct DyadicEdges {
+  Packed a[2] = {}, b[2] = {};
+};
+
+// A k-step of a block: its share of the scores, its operands.
+__device__ __forceinline__ void dyadic_step(Quad& top, Levels& levels, Quad (&cross)[4], DyadicEdges& columns,
+                                            const StepRows& raw, const Norms& norms, const PrefixView& view,
+                                            uint32_t other_total, uint32_t at_a, uint32_t at_b, int block) {
+  Step s;
+  unpack_scaled(s.qa, raw.x[0].x, raw.x[0].y, norms.qa);
+  unpack_scaled(s.qb, raw.x[1].x, raw.x[1].y, norms.qb);
+  unpack_scaled(s.ka, raw.x[2].x, raw.x[2].y, norms.ka);
+  unpack_scaled(s.kb, raw.x[3].x, raw.x[3].y, norms.kb);
+  load_prefix4(s.pa, view.a);
+  load_prefix4(s.pb, view.b);
+  accumulate_diagonal(top, levels, s, view);
+  float own[4], other[4];
+  load_prefix4(own, view.fixed<15>());
+  load_prefix4(other, other_total);
+  Edge a, b;
+  chunk_operands(a, at_a, s.qa, s.ka, s.pa, own, other, block);
+  chunk_operands(b, at_b, s.qb, s.kb, s.pb, own, other, block);
+  if (block == 1) {
+    multiply_rows(cross[0], a.k, a.q, columns.a[0]);
+    multiply_rows(cross[1], a.k, a.q, columns.b[0]);
+    multiply_rows(cross[2], b.k, b.q, columns.a[0]);
+    multiply_rows(cross[3], b.k, b.q, columns.b[0]);
+  }
+  columns.a[0] = columns.a[1], columns.b[0] = columns.b[1];
+  columns.a[1] = a.k, columns.b[1] = b.k;
+}
+
+// Both blocks of an item: operands to the stage, partial scores to the warp's scratch. One rolled loop over the four
+// k-steps: copies of its body would not stay in the instruction cache beside the consumers' code.
 __device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p, const ProducerLane& me,
                                              uint32_t scratch, uint32_t area, uint32_t stage) {
   PrefixView view(scratch, me);
   NormView sums(area, me);
   uint32_t quads = scratch + me.lane * 16;
-  const uint32_t total0 = view.fixed<15, 0>(), total1 = total0 + 2048;
   uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
-  uint4 q[2] = {raw.q[0][0][0], raw.q[0][1][0]}, k[2] = {raw.k[0][0][0], raw.k[0][1][0]};
-  Edges columns, k_edges, q_edges;
+  const uint32_t totals = area + GroupArea::kTotals + me.warp * 256 + me.c * 32;  // of block 0, then of block 1
+  Quad top, cross[4];
+  Levels levels;
+  DyadicEdges columns;
+  StepRows rows = step_rows(raw, 0, 0);
+  Norms norms = sums.load<0>(p);
 #pragma unroll 1
-  for (int block = 0; block < 2; ++block) {
-    const Norms norms = sums.load<0>(p);
-    sums.to_next_block();
-    const uint32_t other = block == 0 ? total1 : total0;
-    Quad top, lower;
-    diagonal_scores(top, lower, q, k, norms, view, me);
-    OperandRow row;
-    chunk_operands<0>(row, k_edges.a[0], q_edges.a[0], q[0], k[0], norms.qa, norms.ka, view.a, view, other, block);
-    chunk_operands<1>(row, k_edges.a[1], q_edges.a[1], q[0], k[0], norms.qa, norms.ka, view.a, view, other, block);
-    store_operands(row, at_a);
-    chunk_operands<0>(row, k_edges.b[0], q_edges.b[0], q[1], k[1], norms.qb, norms.kb, view.b, view, other, block);
-    chunk_operands<1>(row, k_edges.b[1], q_edges.b[1], q[1], k[1], norms.qb, norms.kb, view.b, view, other, block);
-    store_operands(row, at_b);
+  for (int it = 0; it < 4; ++it) {
+    const int block = it >> 1, step = it & 1;
+    dyadic_step(top, levels, cross, columns, rows, norms, view, totals + (1 - block) * 128 + step * 16, at_a, at_b,
+                block);
+    view.to_next(step);
+    at_a += step == 0 ? 8 : 2040, at_b += step == 0 ? 8 : 2040;
+    if (it == 0) rows = step_rows(raw, 0, 1);
+    else if (it == 1) rows = step_rows(raw, 1, 0);
+    else rows = step_rows(raw, 1, 1);
+    if (step == 0) continue;
     __syncwarp();  // block 0: prefix rows 0..7 are read no more; block 1: none is
     write_quad(top, 0, quads);
-    write_quad(lower, 1, quads);
+    write_quad(merge_levels(levels, me), 1, quads);
     quads += 1024;
-    if (block == 0) columns = k_edges;
-    q[0] = raw.q[1][0][0], q[1] = raw.q[1][1][0], k[0] = raw.k[1][0][0], k[1] = raw.k[1][1][0];
-    view.to_next_block();
-    at_a += 2048, at_b += 2048;
+    top = Quad();
+    levels = Levels();
+    sums.to_next_block();
+    norms = sums.load<0>(p);
   }
-  Quad cross[4];
-  cross_scores(cross, columns, k_edges, q_edges);
 #pragma unroll
   for (int i = 0; i < 4; ++i) write_quad(cross[i], i, quads);
 }

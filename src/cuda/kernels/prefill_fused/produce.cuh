@@ -110,15 +110,12 @@ __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Param
     const uint32_t wild = __any_sync(0xffffffffu, !tame);
     if (channel == 0) ptx::store_shared(at.stage + Stage::kWild, wild);
   }
-  if constexpr (C::kDiagonal == Diagonal::kAnchored) {
-    const uint32_t totals = at.area + GroupArea::kTotals + at.me.warp * 256 + channel * 4;
-    ptx::store_shared(totals, ptx::exp2_approx(total0));
-    ptx::store_shared(totals + 128, ptx::exp2_approx(total1));
-    __syncwarp();
-    build_anchored(raw, p, at.me, at.scratch, at.area, at.stage);
-  } else {
-    build_dyadic(raw, p, at.me, at.scratch, at.area, at.stage);
-  }
+  const uint32_t totals = at.area + GroupArea::kTotals + at.me.warp * 256 + channel * 4;
+  ptx::store_shared(totals, ptx::exp2_approx(total0));
+  ptx::store_shared(totals + 128, ptx::exp2_approx(total1));
+  __syncwarp();
+  if constexpr (C::kDiagonal == Diagonal::kAnchored) build_anchored(raw, p, at.me, at.scratch, at.area, at.stage);
+  else build_dyadic(raw, p, at.me, at.scratch, at.area, at.stage);
 }
 
 template <Diagonal kDiagonal>
