@@ -58,7 +58,8 @@ Status check_rows(const char* name, const kda_tensor& t) {
   }
   const int64_t row = t.strides[t.rank - 3] * size;
   if (row <= kFusedPrefillRowBytes) return {};
-  return unsupported("layout: wanted ", name, " with rows at most ", kFusedPrefillRowBytes, " bytes apart, got ", row);
+  return unsupported("layout: wanted ", name, " with rows at most ", kFusedPrefillRowBytes, " bytes apart, got ",
+                     row);
 }
 
 class FusedPrefillKernel final : public Kernel<Prefill> {
