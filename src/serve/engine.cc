@@ -93,6 +93,7 @@ Status Engine::run(const std::atomic<bool>& stop, const std::function<void(const
     }
     run_step();
     update_stats();
+    record();
     if (on_step) on_step(*this);
   }
   stats_.wall_s = clock_.seconds();
@@ -103,6 +104,7 @@ Status Engine::run(const std::atomic<bool>& stop, const std::function<void(const
 
 void Engine::run_step() {
   step_.number = stats_.steps;
+  step_used_slots_ = stats_.used_slots;
   builder_.build(step_);
   const double begin = clock_.seconds();
   const Status status = executor_.run(step_, *this);
@@ -118,6 +120,26 @@ void Engine::run_step() {
   stats_.recurrent_rows += static_cast<int64_t>(step_.recurrent.size());
   stats_.step_tokens += step_.tokens;
   complete(status);
+}
+
+// The step that has just run, with whatever was waited for before it.
+void Engine::record() {
+  Interval sums;
+  sums.end_s = clock_.seconds();
+  sums.operators_s = stats_.model_s;
+  sums.steps = stats_.steps;
+  sums.prefilled = stats_.prefilled, sums.decoded = stats_.decoded, sums.cached = stats_.cached;
+  sums.recurrent_rows = stats_.recurrent_rows, sums.chunk_rows = stats_.chunk_rows;
+  Interval step = sums;
+  step.begin_s = recorded_.end_s;
+  step.operators_s -= recorded_.operators_s;
+  step.steps -= recorded_.steps;
+  step.prefilled -= recorded_.prefilled, step.decoded -= recorded_.decoded, step.cached -= recorded_.cached;
+  step.recurrent_rows -= recorded_.recurrent_rows, step.chunk_rows -= recorded_.chunk_rows;
+  step.recurrent_tokens = step_.recurrent_tokens, step.chunk_tokens = step_.tokens - step_.recurrent_tokens;
+  step.used_slots = step_used_slots_, step.cache_blocks = stats_.cache_blocks, step.waiting = scheduler_.waiting();
+  stats_.history.add(step);
+  recorded_ = sums;
 }
 
 // ---- Admission -----------------------------------------------------------------------------------

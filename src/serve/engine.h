@@ -63,6 +63,7 @@ class Engine : private Admission, private LayerObserver {
   Status start(Request& request);
   Status resume(Request& request);
   void run_step();
+  void record();
   void complete(const Status& status);
   void fail_step(const Status& status);
   void advance_recurrent(const StepRow& row, double now);
@@ -97,6 +98,8 @@ class Engine : private Admission, private LayerObserver {
   std::vector<char> final_state_, final_window_;  // of one layer
   Status fault_;
   RunStats stats_;
+  int64_t step_used_slots_ = 0;  // while the step ran
+  Interval recorded_;            // sums up to the last step in the history
 };
 
 }  // namespace kda::serve

@@ -66,6 +66,7 @@ class Replay {
   nlohmann::ordered_json report() const;
   std::string report_text() const;  // of the JSON file: names that are not UTF-8 with U+FFFD in place of odd bytes
   std::string table() const;
+  std::string page_text() const;  // of the HTML report: one file, no script, nothing fetched
 
  private:
   Replay() = default;

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "serve/history.h"
+
 namespace kda::serve {
 
 struct Percentiles {
@@ -31,6 +33,7 @@ struct RunStats {
   bool interrupted = false;
   std::string first_failure;
   std::vector<double> ttft_ms, tpot_ms;
+  History history;
 };
 
 }  // namespace kda::serve

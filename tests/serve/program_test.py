@@ -158,12 +158,13 @@ class Program(unittest.TestCase):
         self.assertIn("\ufffd", json.loads((self.folder / "r.json").read_text())["config"]["trace"])
 
     def test_a_run(self):
-        out = {name: self.folder / name for name in ("r.json", "d.txt", "t.json")}
+        out = {name: self.folder / name for name in ("r.json", "r.html", "d.txt", "t.json")}
         r = run("replay", self.trace, *SMALL, "--verify", 4, "--spec", 2, "--json", out["r.json"], "--digests",
-                out["d.txt"], "--timeline", out["t.json"])
+                out["d.txt"], "--timeline", out["t.json"], "--report", out["r.html"])
         self.assertEqual(r.returncode, 0, r.stderr)
         self.assertIn("4 of 4 finished", r.stdout)
-        self.assertEqual(self.names(), ["d.txt", "r.json", "t.json", "trace.jsonl"])
+        self.assertEqual(self.names(), ["d.txt", "r.html", "r.json", "t.json", "trace.jsonl"])
+        self.assertTrue(out["r.html"].read_text().endswith("</html>\n"))
         report = json.loads(out["r.json"].read_text())
         self.assertTrue(report["verify"]["ok"])
         self.assertEqual(report["tokens"]["decoded"], 6)

@@ -28,7 +28,7 @@ void on_interrupt(int) {
 struct Arguments {
   serve::ReplayOptions options;
   std::string prefix_cache = "on", batch_invariant = "on";
-  std::string json, digests, timeline;
+  std::string json, report, digests, timeline;
   std::vector<serve::OutputFile> outputs;  // those that were asked for
 };
 
@@ -89,6 +89,7 @@ void add_result_options(CLI::App& app, Arguments& a) {
   for (CLI::Option* option : {
            app.add_option("--verify", a.options.verify, "Requests to recompute by the fp64 oracle; 0: none"),
            app.add_option("--json", a.json, "Write the report")->type_name("FILE"),
+           app.add_option("--report", a.report, "Write the report as a page with pictures (HTML)")->type_name("FILE"),
            app.add_option("--digests", a.digests,
                           "Write a line per request: index, lengths, 128-bit hash of its results")
                ->type_name("FILE"),
@@ -121,6 +122,7 @@ serve::Status check(const CLI::App& verb, Arguments& a) {
     return serve::invalid_argument("--speed: wanted --pace trace beside it, got --pace {}", a.options.pace);
   }
   for (const auto& [option, path] : {std::pair<const char*, const std::string&>{"--json", a.json},
+                                     {"--report", a.report},
                                      {"--digests", a.digests},
                                      {"--timeline", a.timeline}}) {
     if (verb.count(option) != 0) a.outputs.push_back({option, path, ""});
@@ -139,6 +141,7 @@ serve::Status write_results(const serve::Replay& replay, Arguments& a) {
   for (serve::OutputFile& file : a.outputs) {
     const std::string option = file.option;
     if (option == "--json") file.text = replay.report_text();
+    if (option == "--report") file.text = replay.page_text();
     if (option == "--digests") file.text = replay.digests_text();
     if (option == "--timeline") file.text = replay.timeline_text();
   }
