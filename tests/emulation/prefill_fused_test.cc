@@ -47,7 +47,7 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
   std::vector<uint16_t> gate_bits;
   for (const float x : problem.gate) gate_bits.push_back(bf16_bits(x));
   const bool f32 = problem.gates_are_f32 || problem.family == Gate::kPlain;
-  const std::vector<float> a_log(problem.heads, 0.0f);
+  const std::vector<float> a_log(problem.heads, problem.a_log);
   Params p;
   p.q = problem.q.data(), p.k = problem.k.data(), p.v = problem.v.data(), p.beta = problem.beta.data();
   p.gate = f32 ? static_cast<const void*>(problem.gate.data()) : gate_bits.data();
@@ -124,6 +124,16 @@ TEST(PrefillFusedEmulated, S06_CutIntoSegments) {
   PrefillProblem problem({580}, 1, Gate::kBounded, -12.0);  // slow gates: every map matters
   problem.segments = 4;
   expect_release_targets(problem, run(problem, 2));
+}
+
+// exp(A_log) may pass fp32's range: a gate of zero stays one.
+TEST(PrefillFusedEmulated, E01_ScalesBeyondTheRangeOfFp32) {
+  for (const Gate family : {Gate::kBounded, Gate::kSoftplus}) {
+    PrefillProblem problem({33}, 1, family);
+    problem.a_log = 100;
+    for (float& x : problem.gate) x = family == Gate::kSoftplus ? -1000 : 0;
+    expect_release_targets(problem, run(problem));
+  }
 }
 
 TEST(PrefillFusedEmulated, H09_LaterTokensDoNotReachBack) {

@@ -28,10 +28,11 @@ double norm_factor(const uint16_t* row) {
   return 1.0 / std::sqrt(sum + 1e-6);
 }
 
-double decay(Gate family, double x) {
+double decay(Gate family, double a_log, double x) {
   if (family == Gate::kPlain) return std::exp(x);
-  if (family == Gate::kSoftplus) return std::exp(-std::log1p(std::exp(x)));
-  return std::exp(-5.0 / (1.0 + std::exp(-x)));
+  const double a = std::exp(a_log);
+  if (family == Gate::kSoftplus) return std::exp(-a * std::log1p(std::exp(x)));
+  return std::exp(-5.0 / (1.0 + std::exp(-a * x)));
 }
 
 struct Sums {
@@ -79,7 +80,7 @@ PrefillErrors compare_with_oracle(const PrefillProblem& problem, const PrefillRe
         double q[128], k[128], d[128];
         for (int i = 0; i < 128; ++i) {
           q[i] = widen(problem.q[at + i]) * q_norm, k[i] = widen(problem.k[at + i]) * k_norm;
-          d[i] = decay(problem.family, problem.gate[at + i]);
+          d[i] = decay(problem.family, problem.a_log, problem.gate[at + i]);
         }
         for (int r = 0; r < 128; ++r) {
           double* row = &state[r * 128];

@@ -1,5 +1,8 @@
 #include "cuda/host/views.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "base/tensor.h"
 
 namespace kda::cuda {
@@ -76,7 +79,8 @@ GateRef to_gate(const kda_attention_spec& spec, const kda_tensor& A_log, const k
   GateRef r;
   r.A_log = static_cast<const float*>(A_log.data);
   r.dt_bias = static_cast<const float*>(dt_bias.data);
-  r.lower_bound = static_cast<float>(spec.lower_bound);
+  // Kept finite, as exp(A_log) is (gate_scale): no bound times a gate of zero may be 0 * inf.
+  r.lower_bound = static_cast<float>(std::max(spec.lower_bound, double{-std::numeric_limits<float>::max()}));
   r.family = static_cast<GateFamily>(spec.gate_family);
   return r;
 }

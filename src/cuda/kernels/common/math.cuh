@@ -62,8 +62,12 @@ __device__ __forceinline__ float log_decay(const GateRef& gate, float raw, float
   return -__fmul_rn(a, softplus(x));
 }
 
-__device__ __forceinline__ float gate_scale(const GateRef& gate, int64_t head) {
-  return gate.A_log != nullptr ? expf(gate.A_log[head]) : 1.0f;
+// a = exp(A_log), kept finite: where it passes fp32's range, an infinity would make 0 * inf of a gate of zero. A NaN
+// stays one.
+__device__ __forceinline__ float gate_scale(float A_log) {
+  constexpr float kMost = 3.402823466e38f;
+  const float a = expf(A_log);
+  return a > kMost ? kMost : a;
 }
 
 // beta (E-5).

@@ -208,7 +208,7 @@ struct DecayQuarter {
   __device__ __forceinline__ void finish(const GateRef& rule, Dtype dtype, int32_t keys, Part part,
                                          float* s_decay) const {
     const int32_t first = static_cast<int32_t>(part) * kWidth;
-    const float a = expf(A_log);
+    const float a = gate_scale(A_log);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
       const int c = first + channel(i);
@@ -220,7 +220,7 @@ struct DecayQuarter {
   __device__ __forceinline__ void finish_low(const GateRef& rule, Dtype dtype, int32_t keys, Part part,
                                              const float* s_decay, float* s_low) const {
     const int32_t first = static_cast<int32_t>(part) * kWidth;
-    const float a = expf(A_log);
+    const float a = gate_scale(A_log);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
       const int c = first + channel(i);
