@@ -22,7 +22,8 @@ bool Report::accept(kda_status status, const std::string& message, const kda_pla
     backend_ = kda_plan_backend(plan);
     isa_ = kda_plan_isa(plan);
     const bool device = isa_.rfind("sm_", 0) == 0;
-    if (device && kda_plan_operator(plan) == KDA_OP_PREFILL && backend_ == "fused") {
+    const kda_operator op = kda_plan_operator(plan);
+    if (device && (op == KDA_OP_PREFILL || op == KDA_OP_SEGMENT_SUMMARY) && backend_ == "fused") {
       arithmetic_ = Arithmetic::kTensorCores;
     }
     return true;

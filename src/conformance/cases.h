@@ -59,7 +59,7 @@ class Report {
   bool declined() const { return !refusal_.empty(); }
   const std::string& refusal() const { return refusal_; }
   const std::string& backend() const { return backend_; }
-  // Of the plan that runs: a fused prefill on a device takes its products from tensor cores.
+  // Of the plan that runs: a fused prefill or segment summary on a device takes its products from tensor cores.
   Arithmetic arithmetic() const { return arithmetic_; }
   const std::string& isa() const { return isa_; }
   const std::vector<Measure>& measures() const { return measures_; }

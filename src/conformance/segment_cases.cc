@@ -90,7 +90,7 @@ void run_summary(const Choice& c, const Setting& setting, Report& report) {
   report.expect_none("summary: gaps", first.guard_report());
   report.measure("summary",
                  compare_states(first.values(), oracle.values(), HV, (V + K) * K, absolute_floor(KDA_FP32)),
-                 limits(KDA_FP32).state, KDA_FP32, first.size(), (V + K) * K);
+                 limits(KDA_FP32, false, report.arithmetic()).state, KDA_FP32, first.size(), (V + K) * K);
 }
 
 // Every shard's start state, and the final one, from the summaries of a prompt cut into shards.

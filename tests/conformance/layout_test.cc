@@ -289,6 +289,28 @@ TEST_P(StridesTest, F35_PaddedPool) {
   }
 }
 
+// Slots may start at any element, odd ones too; checkpoints go where they say.
+TEST_P(StridesTest, P01_PoolsAtAnyElement) {
+  for (const kda_dtype pool : {KDA_FP32, KDA_BF16, KDA_FP16}) {
+    FieldInput i = input(70);
+    i.heads = 2;
+    i.state_scale = 1;
+    const Problem p = field_problem(i);
+    PrefillCall a(p, backend()), b(p, backend());
+    for (PrefillCall* c : {&a, &b}) {
+      c->desc.max_checkpoints = 1;
+      c->checkpoint_offsets = Tensor::of(KDA_INT32, {2, 1}, {64, 37});
+      c->checkpoint_slots = Tensor::of(KDA_INT32, {2, 1}, {0, 4});
+    }
+    a.use_pool(5, {3, 1}, pool);
+    b.use_pool(5, {3, 1}, pool, 2 * 128 * 128 + 1, 3);
+    ASSERT_EQ(a.run(), KDA_OK) << a.message;
+    ASSERT_EQ(b.run(), KDA_OK) << b.message;
+    EXPECT_EQ(first_difference(a.out, b.out), "");
+    EXPECT_EQ(first_difference(a.pool, b.pool), "");
+  }
+}
+
 TEST_P(StridesTest, F35_RefusesInnerGaps) {
   PrefillCall call(field_problem(input(4)), backend());
   call.pool = Tensor(KDA_FP32, {5, 12, 128, 128}, {12 * 128 * 256, 128 * 256, 256, 2});

@@ -22,10 +22,18 @@ class SegmentsTest : public BackendTest {
     d.max_segments = P;
     return d;
   }
+  // What a state that went through summaries and a merge may differ by (S-7).
+  double state_limit(const Problem& p, bool degenerate = false) const {
+    const bool fits = p.spec.key_dim == 128 && p.spec.value_dim == 128;
+    return fits && takes_tensor_cores(p.spec.io_dtype) ? limits(p.spec.io_dtype, degenerate).state
+                                                       : test::limits(KDA_FP32, degenerate).state;
+  }
   // Summaries [N, HV, V+K, K] of a packed problem's sequences.
   Tensor summarise(const Problem& p) {
     const kda_attention_spec& a = p.spec;
-    Tensor summary(KDA_FP32, {p.sequences(), a.num_value_heads, a.value_dim + a.key_dim, a.key_dim});
+    return summarise(p, Tensor(KDA_FP32, {p.sequences(), a.num_value_heads, a.value_dim + a.key_dim, a.key_dim}));
+  }
+  Tensor summarise(const Problem& p, Tensor summary) {
     const Tensor offsets = Tensor::ints(p.offsets());
     auto args = sized<kda_segment_summary_args>();
     args.k = p.k;
@@ -85,13 +93,14 @@ TEST_P(SegmentsTest, S01_S09_MergeEqualsTheUnsplitRun) {
       text.state = Tensor::of(KDA_FP32, {1, s.HV, s.V, s.K}, initial.values());
       const Tensor summaries = summarise(shards);
       const Merged m = merge(initial, summaries);
-      EXPECT_WITHIN(compare_states(m.final.values(), oracle(text).state.values(), s.HV, s.V * s.K), 1e-5);
+      EXPECT_WITHIN(compare_states(m.final.values(), oracle(text).state.values(), s.HV, s.V * s.K),
+                    state_limit(shards));
       int64_t at = 0;
       for (int64_t p = 0; p < 5; ++p) {
         Problem before = cut(text, 0, at);
         before.state = text.state;
         EXPECT_WITHIN(compare_states(values(select(m.starts, 0, p)), oracle(before).state.values(), s.HV, s.V * s.K),
-                      1e-5);
+                      state_limit(shards));
         at += input.lengths[static_cast<size_t>(p)];
       }
       // The empty shard is the identity: M = I, B = 0.
@@ -126,6 +135,18 @@ TEST_P(SegmentsTest, S09_AbsentSummariesAreNotRead) {
   for (const double x : values(select(from_zero.starts, 0, 0))) ASSERT_EQ(x, 0);
 }
 
+TEST_P(SegmentsTest, S09_SummariesAtAnyElement) {
+  FieldInput input;
+  input.lengths = {33, 0, 5};
+  input.heads = 2;
+  const Problem p = field_problem(input);
+  const Shape shape = {3, 2, 256, 128};
+  Shape strides = dense_strides(shape);
+  strides[0] += 21;
+  Tensor apart(KDA_FP32, shape, strides, 5);
+  EXPECT_EQ(first_difference(summarise(p), summarise(p, apart)), "");
+}
+
 TEST_P(SegmentsTest, S09_NoSegments) {
   const Tensor initial = Tensor::of(KDA_FP32, {2, 8, 8}, uniform_vector(6, 2 * 64));
   const Merged m = merge(initial, Tensor(KDA_FP32, {0, 2, 16, 8}));
@@ -142,7 +163,8 @@ TEST_P(SegmentsTest, F64_SlowDecaySurvivesTheMerge) {
   const Merged m = merge(initial, summarise(p));
   std::vector<double> wanted = initial.values();
   for (double& x : wanted) x *= std::exp(-1e-6 * static_cast<double>(T));
-  EXPECT_WITHIN(compare_flat(m.final.values(), wanted), 1e-6);
+  // F64's bound. Where decays are sums of a chunk more is had; token by token, near-equal roundings add up.
+  EXPECT_WITHIN(compare_flat(m.final.values(), wanted), on_device() ? 1e-5 : 1e-6);
   // The ledger over shards [2, 2, 1, 1].
   const Merged six = merge(Tensor(), summarise(ledger({2, 2, 1, 1}, iota(6), 2)));
   expect_ledger(six.final.values(), iota(6));
@@ -169,8 +191,7 @@ TEST_P(SegmentsTest, S07_DegenerateDistributionsMerge) {
   shards.lengths = {4096, 4096, 4096, 4096};
   shards.state = Tensor();
   const Merged m = merge(Tensor(), summarise(shards));
-  EXPECT_WITHIN(compare_states(m.final.values(), reference.state.values(), 1, 128 * 128),
-                limits(KDA_BF16, true).state);
+  EXPECT_WITHIN(compare_states(m.final.values(), reference.state.values(), 1, 128 * 128), state_limit(whole, true));
 }
 
 // A merge amplifies nothing: no vector grows under M, also with beta up to 2.

@@ -52,6 +52,8 @@ int main(int argc, char** argv) {
   backends.add(kda::cuda::portable_decode_step());
   backends.add(kda::cuda::portable_conv());
   backends.add(kda::cuda::portable_gated_norm());
+  backends.add(kda::cuda::portable_segment_summary());
+  backends.add(kda::cuda::portable_segment_merge());
   kda_context context;
   context.device = {KDA_CUDA, 0};
   context.isa = "sm_90";

@@ -35,6 +35,42 @@ void launch_kernel(const PrefillProblem& problem, const Params& p, int clusters,
   launch<Gate::kBounded, Bf16, Diagonal::kAnchored>(p, clusters);
 }
 
+// The call's tensors but states; `offsets` and `gate_bits` are what it points to.
+struct Call {
+  std::vector<int64_t> offsets = {0};
+  std::vector<uint16_t> gate_bits;
+  std::vector<float> a_log;
+  Params p;
+
+  explicit Call(const PrefillProblem& problem) : a_log(problem.heads, problem.a_log) {
+    const int64_t row = problem.heads * int64_t{128};
+    for (const int64_t length : problem.lengths) offsets.push_back(offsets.back() + length);
+    for (const float x : problem.gate) gate_bits.push_back(bf16_bits(x));
+    const bool f32 = problem.gates_are_f32 || problem.family == Gate::kPlain;
+    p.q = problem.q.data(), p.k = problem.k.data(), p.v = problem.v.data(), p.beta = problem.beta.data();
+    p.gate = f32 ? static_cast<const void*>(problem.gate.data()) : gate_bits.data();
+    p.q_rows = p.k_rows = p.v_rows = p.gate_rows = p.out_rows = Rows{0, row, 128};
+    p.beta_rows = Rows{0, problem.heads, 1};
+    if (problem.family != Gate::kPlain) p.a_log = a_log.data();
+    p.lower_bound = -5.0f, p.scale = 1.0f / std::sqrt(128.0f);
+    p.cu_seqlens = Indices{offsets.data(), 1, 1};
+    p.sequences = static_cast<int64_t>(problem.lengths.size()), p.tokens = offsets.back();
+    p.heads = p.value_heads = problem.heads;
+  }
+};
+
+// [N, H, 256, 128], fp32
+std::vector<float> run_maps(const PrefillProblem& problem) {
+  Call call(problem);
+  std::vector<float> maps(problem.lengths.size() * problem.heads * 2 * kMatrix, NAN);
+  Params& p = call.p;
+  p.pass = Pass::kMaps;
+  p.state_out = maps.data(), p.state_out_stride = problem.heads * 2 * kMatrix, p.state_out_slots = p.sequences;
+  p.state_out_is_packed = 1;
+  launch_kernel(problem, p, 2, Diagonal::kAnchored);
+  return maps;
+}
+
 // `checkpoint` > 0: also the state of sequence 0 after so many tokens.
 PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diagonal = Diagonal::kAnchored,
                   int64_t checkpoint = 0) {
@@ -42,23 +78,10 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
   PrefillResult result;
   result.out.assign(problem.q.size(), 0x7f7f);
   result.state.assign(problem.state.size(), NAN);
-  std::vector<int64_t> offsets(1, 0), checkpoints(n, 0);
-  for (const int64_t length : problem.lengths) offsets.push_back(offsets.back() + length);
-  std::vector<uint16_t> gate_bits;
-  for (const float x : problem.gate) gate_bits.push_back(bf16_bits(x));
-  const bool f32 = problem.gates_are_f32 || problem.family == Gate::kPlain;
-  const std::vector<float> a_log(problem.heads, problem.a_log);
-  Params p;
-  p.q = problem.q.data(), p.k = problem.k.data(), p.v = problem.v.data(), p.beta = problem.beta.data();
-  p.gate = f32 ? static_cast<const void*>(problem.gate.data()) : gate_bits.data();
+  std::vector<int64_t> checkpoints(n, 0);
+  Call call(problem);
+  Params& p = call.p;
   p.out = result.out.data();
-  p.q_rows = p.k_rows = p.v_rows = p.gate_rows = p.out_rows = Rows{0, row, 128};
-  p.beta_rows = Rows{0, problem.heads, 1};
-  if (problem.family != Gate::kPlain) p.a_log = a_log.data();
-  p.lower_bound = -5.0f, p.scale = 1.0f / std::sqrt(128.0f);
-  p.cu_seqlens = Indices{offsets.data(), 1, 1};
-  p.sequences = n, p.tokens = offsets.back();
-  p.heads = p.value_heads = problem.heads;
   p.initial = Initial::kAll;
   p.state_in = problem.state.data(), p.state_out = result.state.data();
   p.state_in_stride = p.state_out_stride = row * 128;
@@ -124,6 +147,29 @@ TEST(PrefillFusedEmulated, S06_CutIntoSegments) {
   PrefillProblem problem({580}, 1, Gate::kBounded, -12.0);  // slow gates: every map matters
   problem.segments = 4;
   expect_release_targets(problem, run(problem, 2));
+}
+
+// Maps of whole sequences (S-3, S-9): the run without outputs from zero and from the identity; applied to the initial
+// state they give the final one. An empty sequence is the identity.
+TEST(PrefillFusedEmulated, S09_MapsOfSequences) {
+  const PrefillProblem problem({70, 0}, 2, Gate::kBounded, -12.0);
+  const std::vector<float> maps = run_maps(problem);
+  PrefillResult result = run(problem);
+  for (int unit = 0; unit < 4; ++unit) {
+    const float *B = &maps[unit * 2 * kMatrix], *M = B + kMatrix, *initial = &problem.state[unit * kMatrix];
+    for (int row = 0; row < 128; ++row) {
+      for (int column = 0; column < 128; ++column) {
+        double x = B[row * 128 + column];
+        for (int i = 0; i < 128; ++i) x += double{initial[row * 128 + i]} * M[i * 128 + column];
+        result.state[unit * kMatrix + row * 128 + column] = static_cast<float>(x);
+        if (unit >= 2) {
+          ASSERT_EQ(M[row * 128 + column], row == column ? 1 : 0);
+          ASSERT_EQ(B[row * 128 + column], 0);
+        }
+      }
+    }
+  }
+  expect_release_targets(problem, result);
 }
 
 // exp(A_log) may pass fp32's range: a gate of zero stays one.

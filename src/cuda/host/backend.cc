@@ -2,7 +2,6 @@
 #include "cuda/host/backend.h"
 
 #include "cuda/host/candidates.h"
-#include "cuda/host/not_built.h"
 
 namespace kda::cuda {
 void add_candidates(Backends& list) {
@@ -16,8 +15,9 @@ void add_candidates(Backends& list) {
   list.add(portable_decode_step());
   list.add(portable_conv());
   list.add(portable_gated_norm());
-  add_not_built<SegmentSummary>(list);
-  add_not_built<SegmentMerge>(list);
+  list.add(fused_segment_summary());
+  list.add(portable_segment_summary());
+  list.add(portable_segment_merge());
 }
 
 }  // namespace kda::cuda

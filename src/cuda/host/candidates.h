@@ -15,5 +15,8 @@ const Candidate<DecodeStep>* fused_decode_step();
 const Candidate<DecodeStep>* portable_decode_step();
 const Candidate<Conv>* portable_conv();
 const Candidate<GatedNorm>* portable_gated_norm();
+const Candidate<SegmentSummary>* fused_segment_summary();
+const Candidate<SegmentSummary>* portable_segment_summary();
+const Candidate<SegmentMerge>* portable_segment_merge();
 
 }  // namespace kda::cuda

@@ -134,6 +134,25 @@ void check_prefill(const PrefillCapability& c, const kda_prefill_desc& d, const 
   check_rows("out", d.example->out, c, r);
 }
 
+void check_segment_summary(const PrefillCapability& c, const kda_prefill_desc& d, const Context& context,
+                           Refusals& r) {
+  kda_prefill_desc ours = d;
+  ours.max_checkpoints = 0;
+  ours.attention.out_dtype = d.attention.io_dtype;
+  ours.attention.state_dtype = KDA_FP32;
+  ours.example = nullptr;
+  check_prefill(c, ours, context, r);
+}
+
+void check_segment_merge(const kda_segment_merge_desc& d, const Context& context, Refusals& r) {
+  check_device(context, r);
+  if (!kAnyDim.has(d.key_dim) || !kAnyDim.has(d.value_dim)) {
+    r.add("head_dim", str_cat("K ", kAnyDim.text(), ", V ", kAnyDim.text()),
+          str_cat("K ", d.key_dim, ", V ", d.value_dim));
+  }
+  check_blocks(1, d.num_value_heads, kMaxHeadDim / 8, r);
+}
+
 void check_decode(const AttentionCapability& c, const kda_decode_desc& d, const Context& context, Refusals& r) {
   check_device(context, r);
   check_attention(c, d.attention, r);

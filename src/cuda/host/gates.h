@@ -65,6 +65,10 @@ void check_device(const Context& context, Refusals& refusals);
 void check_attention(const AttentionCapability& capability, const kda_attention_spec& spec, Refusals& refusals);
 void check_prefill(const PrefillCapability& capability, const kda_prefill_desc& desc, const Context& context,
                    Refusals& refusals);
+// The same without states and checkpoints.
+void check_segment_summary(const PrefillCapability& capability, const kda_prefill_desc& desc, const Context& context,
+                           Refusals& refusals);
+void check_segment_merge(const kda_segment_merge_desc& desc, const Context& context, Refusals& refusals);
 void check_decode(const AttentionCapability& capability, const kda_decode_desc& desc, const Context& context,
                   Refusals& refusals);
 void check_commit(const AttentionCapability& capability, const kda_commit_desc& desc, const Context& context,

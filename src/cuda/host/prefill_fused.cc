@@ -1,4 +1,6 @@
 // Prefill plans on CUDA: the tensor-core kernel of K = V = 128.
+#include "cuda/host/prefill_fused.h"
+
 #include <algorithm>
 
 #include "base/tensor.h"
@@ -6,7 +8,6 @@
 #include "cuda/host/candidates.h"
 #include "cuda/host/error.h"
 #include "cuda/host/gates.h"
-#include "cuda/kernels/prefill_fused/params.h"
 
 namespace kda::cuda {
 namespace {
@@ -45,8 +46,9 @@ fused::Rows to_rows(const kda_tensor& t, int row_dims) {
   return {batched ? t.strides[0] : 0, t.strides[batched], t.strides[batched + 1]};
 }
 
-// Where a run's layout is seen first: a plan made without an example could not refuse it.
-Status check_rows(const char* name, const kda_tensor& t) {
+}  // namespace
+
+Status check_fused_rows(const char* name, const kda_tensor& t) {
   const auto size = static_cast<int64_t>(dtype_size(t.dtype));
   if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) {
     return unsupported("layout: wanted ", name, " at a multiple of 16 bytes, got an address that is none");
@@ -62,19 +64,60 @@ Status check_rows(const char* name, const kda_tensor& t) {
                      row);
 }
 
+void fill_fused_tokens(const kda_attention_spec& a, const FusedTokens& x, fused::Params& p) {
+  p.q = x.q.data, p.q_rows = to_rows(x.q, 3);
+  p.k = x.k.data, p.k_rows = to_rows(x.k, 3);
+  p.v = x.v.data, p.v_rows = to_rows(x.v, 3);
+  p.gate = x.gate.data, p.gate_rows = to_rows(x.gate, 3);
+  p.beta = x.beta.data, p.beta_rows = to_rows(x.beta, 2);
+  p.beta_type = to_real(a.beta_dtype);
+  p.beta_is_logit = a.beta_form == KDA_BETA_LOGITS;
+  p.beta_factor = a.allow_neg_eigval != 0 ? 2.0f : 1.0f;
+  p.a_log = static_cast<const float*>(x.A_log.data);
+  p.dt_bias = static_cast<const float*>(x.dt_bias.data);
+  p.lower_bound = static_cast<float>(a.lower_bound);
+  p.scale = static_cast<float>(a.scale);
+  p.normalize = a.no_qk_norm == 0;
+  p.heads = static_cast<int32_t>(a.num_heads);
+  p.value_heads = static_cast<int32_t>(a.num_value_heads);
+}
+
+void fill_fused_sequences(const kda_sequences& s, const kda_tensor& token, fused::Params& p) {
+  const bool batched = token.rank > 3;
+  p.cu_seqlens = to_indices(s.cu_seqlens);
+  p.begin = to_indices(s.begin);
+  p.length = to_indices(s.length);
+  p.num_active = static_cast<const int32_t*>(s.num_active.data);
+  p.tokens = token.shape[batched ? 1 : 0];
+  p.sequences = batched ? token.shape[0] : 1;
+  if (present(s.cu_seqlens)) p.sequences = s.cu_seqlens.shape[0] - 1;
+  else if (present(s.begin)) p.sequences = s.begin.shape[0];
+}
+
+Status prepare_fused(const kda_attention_spec& a) {
+  return to_status(
+      fused::prepare_prefill_fused(to_gate(a.gate_family), to_real(a.gate_dtype), static_cast<float>(a.lower_bound)),
+      "prefill_fused_kernel");
+}
+
+Status launch_fused(const fused::Params& p, const kda_attention_spec& a, int32_t device, int32_t multiprocessors,
+                    void* stream) {
+  const DeviceGuard guard(device);
+  KDA_RETURN_IF_ERROR(guard.status());
+  const cudaError_t error = fused::launch_prefill_fused(p, to_gate(a.gate_family), to_real(a.gate_dtype),
+                                                        multiprocessors, static_cast<cudaStream_t>(stream));
+  if (error != cudaSuccess) (void)cudaGetLastError();  // reported here; not left for the caller's next call
+  return to_status(error, "prefill_fused_kernel");
+}
+
+namespace {
+
 class FusedPrefillKernel final : public Kernel<Prefill> {
  public:
   FusedPrefillKernel(const kda_prefill_desc& desc, const Context& context)
-      : desc_(desc),
-        device_(context.device.index),
-        multiprocessors_(context.facts.multiprocessors),
-        gate_(to_gate(desc.attention.gate_family)),
-        gate_type_(to_real(desc.attention.gate_dtype)) {}
+      : desc_(desc), device_(context.device.index), multiprocessors_(context.facts.multiprocessors) {}
 
-  Status prepare() const {
-    return to_status(fused::prepare_prefill_fused(gate_, gate_type_, static_cast<float>(desc_.attention.lower_bound)),
-                     "prefill_fused_kernel");
-  }
+  Status prepare() const { return prepare_fused(desc_.attention); }
 
   // Books the segment space (S-6, S-8) for every run that these bounds allow; none where sequences may not be cut.
   void book_segments(WorkspaceBook& book) {
@@ -88,14 +131,14 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
   }
 
   Status run(const kda_prefill_args& args, const WorkspaceGrant& workspace, void* stream) const override {
-    KDA_RETURN_IF_ERROR(check_rows("q", args.q));
-    KDA_RETURN_IF_ERROR(check_rows("k", args.k));
-    KDA_RETURN_IF_ERROR(check_rows("v", args.v));
-    KDA_RETURN_IF_ERROR(check_rows("gate", args.gate));
-    KDA_RETURN_IF_ERROR(check_rows("out", args.out));
+    KDA_RETURN_IF_ERROR(check_fused_rows("q", args.q));
+    KDA_RETURN_IF_ERROR(check_fused_rows("k", args.k));
+    KDA_RETURN_IF_ERROR(check_fused_rows("v", args.v));
+    KDA_RETURN_IF_ERROR(check_fused_rows("gate", args.gate));
+    KDA_RETURN_IF_ERROR(check_fused_rows("out", args.out));
     fused::Params p;
     fill_tokens(args, p);
-    fill_sequences(args, p);
+    fill_fused_sequences(args.sequences, args.q, p);
     fill_states(args, p);
     fill_checkpoints(args, p);
     if (segment_bytes_ > 0) {
@@ -105,12 +148,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
         p.segment_space = workspace.get<float>(segment_section_);
       }
     }
-    const DeviceGuard guard(device_);
-    KDA_RETURN_IF_ERROR(guard.status());
-    const cudaError_t error =
-        fused::launch_prefill_fused(p, gate_, gate_type_, multiprocessors_, static_cast<cudaStream_t>(stream));
-    if (error != cudaSuccess) (void)cudaGetLastError();  // reported here; not left for the caller's next call
-    return to_status(error, "prefill_fused_kernel");
+    return launch_fused(p, desc_.attention, device_, multiprocessors_, stream);
   }
 
  private:
@@ -125,38 +163,10 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
   }
 
   void fill_tokens(const kda_prefill_args& args, fused::Params& p) const {
-    const kda_attention_spec& a = desc_.attention;
-    p.q = args.q.data, p.q_rows = to_rows(args.q, 3);
-    p.k = args.k.data, p.k_rows = to_rows(args.k, 3);
-    p.v = args.v.data, p.v_rows = to_rows(args.v, 3);
-    p.gate = args.gate.data, p.gate_rows = to_rows(args.gate, 3);
-    p.beta = args.beta.data, p.beta_rows = to_rows(args.beta, 2);
+    fill_fused_tokens(desc_.attention, {args.q, args.k, args.v, args.gate, args.beta, args.A_log, args.dt_bias}, p);
     p.out = args.out.data, p.out_rows = to_rows(args.out, 3);
     p.out_row_of = to_indices(args.out_rows);
     p.out_row_count = args.out.shape[args.out.rank > 3 ? 1 : 0];
-    p.beta_type = to_real(a.beta_dtype);
-    p.beta_is_logit = a.beta_form == KDA_BETA_LOGITS;
-    p.beta_factor = a.allow_neg_eigval != 0 ? 2.0f : 1.0f;
-    p.a_log = static_cast<const float*>(args.A_log.data);
-    p.dt_bias = static_cast<const float*>(args.dt_bias.data);
-    p.lower_bound = static_cast<float>(a.lower_bound);
-    p.scale = static_cast<float>(a.scale);
-    p.normalize = a.no_qk_norm == 0;
-    p.heads = static_cast<int32_t>(a.num_heads);
-    p.value_heads = static_cast<int32_t>(a.num_value_heads);
-  }
-
-  static void fill_sequences(const kda_prefill_args& args, fused::Params& p) {
-    const kda_sequences& s = args.sequences;
-    const bool batched = args.q.rank > 3;
-    p.cu_seqlens = to_indices(s.cu_seqlens);
-    p.begin = to_indices(s.begin);
-    p.length = to_indices(s.length);
-    p.num_active = static_cast<const int32_t*>(s.num_active.data);
-    p.tokens = args.q.shape[batched ? 1 : 0];
-    p.sequences = batched ? args.q.shape[0] : 1;
-    if (present(s.cu_seqlens)) p.sequences = s.cu_seqlens.shape[0] - 1;
-    else if (present(s.begin)) p.sequences = s.begin.shape[0];
   }
 
   void fill_states(const kda_prefill_args& args, fused::Params& p) const {
@@ -202,8 +212,6 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
 
   kda_prefill_desc desc_;
   int32_t device_, multiprocessors_;
-  fused::Gate gate_;
-  fused::Real gate_type_;
   int64_t segment_bytes_ = 0;  // 0: sequences are never cut
   WorkspaceBook::Id segment_section_{};
 };

@@ -42,8 +42,7 @@ TokenRef to_token(const kda_tensor& t, int row_dims, int64_t element_offset) {
   r.dtype = to_dtype(t.dtype);
   if (row_dims < 3) return r;
   const int64_t dim = t.shape[t.rank - 1];
-  r.vectors = groups_of_four(r.data, t.dtype, {r.batch_stride, r.row_stride, r.head_stride}) &&
-              dim % (dim > 128 ? 8 : 4) == 0;
+  r.vectors = groups_of_four(r.data, t.dtype, {r.batch_stride, r.row_stride, r.head_stride}) && dim % 8 == 0;
   return r;
 }
 

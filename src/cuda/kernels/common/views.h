@@ -60,7 +60,7 @@ struct TokenRef {
   const void* data = nullptr;
   int64_t batch_stride = 0, row_stride = 0, head_stride = 0;
   Dtype dtype = Dtype::kFp32;
-  int32_t vectors = 0;  // every [dim] is whole, aligned groups of four elements, of eight if dim > 128
+  int32_t vectors = 0;  // every [dim] is whole groups of eight elements, each half aligned
 
   KDA_HOST_DEVICE int64_t offset(int64_t batch, int64_t row, int64_t head) const {
     return batch * batch_stride + row * row_stride + head * head_stride;

@@ -49,8 +49,9 @@ cudaError_t launch_pass(const Params& params, Gate gate, Real gate_type, int64_t
 cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream) {
   const int64_t units = params.sequences * params.value_heads;
   if (units == 0) return cudaSuccess;
-  const int64_t runs = std::max<int64_t>(params.checkpoints + 1, 2 * int64_t{params.segments} - 2);
+  const int64_t runs = std::max<int64_t>(params.checkpoints + 2, 2 * int64_t{params.segments} - 2);
   if (units > 0x7fffffff / std::max<int64_t>(1, runs)) return cudaErrorInvalidValue;  // works are counted in 31 bits
+  if (params.pass == Pass::kMaps) return launch_pass(params, gate, gate_type, 2 * units, sm_count, stream);
   Params pass = params;
   pass.pass = Pass::kWhole;
   if (params.segments <= 1 || params.checkpoints > 0 || params.segment_space == nullptr)

@@ -15,8 +15,8 @@ constexpr float kMinAnchoredBound = -5.198f;  // 16 |lb| log2(e) <= 120
 constexpr float kMinBound = -104.0f;          // below it the gate would need H-6's clamp: `lower_bound` refuses
 enum class Real : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
 // kWhole: sequences as they are. kSummaries: what every segment but the last does to the state. kSegments: all
-// segments.
-enum class Pass : int32_t { kWhole = 0, kSummaries = 1, kSegments = 2 };
+// segments. kMaps: every sequence twice, without outputs, for its map (S-9).
+enum class Pass : int32_t { kWhole = 0, kSummaries = 1, kSegments = 2, kMaps = 3 };
 enum class Initial : int32_t { kNone = 0, kAll = 1, kFlags = 2 };
 
 // An int32 or int64 vector in device memory; absent if data is null.
@@ -89,7 +89,8 @@ struct Params {
   int64_t checkpoint_row_stride = 0, checkpoint_stride = 0;  // of n (packed only) and of c or the slot
 
   // Segments (S-6, S-8): a sequence is cut at multiples of a length that depends on 2^ceil(log2(its length)) /
-  // segments only; 1: never. `pass` is set by the launcher.
+  // segments only; 1: never. `pass` is set by the launcher but for kMaps, whose maps [B; M] go to rows n of
+  // state_out: fp32 [N, HV, 256, 128], packed.
   int32_t segments = 1;
   Pass pass = Pass::kWhole;
   float* segment_space = nullptr;  // per (sequence, head): [2 segments - 2] matrices [128, 128], see segments.cuh

@@ -195,6 +195,7 @@ __device__ inline int64_t active_sequences(const Params& p) {
 
 // Runs over a (sequence, head).
 __device__ __forceinline__ int work_runs(const Params& p) {
+  if (p.pass == Pass::kMaps) return 2;
   if (p.pass == Pass::kSummaries) return 2 * p.segments - 3;
   return p.pass == Pass::kSegments ? p.segments : p.checkpoints + 1;
 }
@@ -221,6 +222,11 @@ __device__ __forceinline__ uint16_t* sequence_order() {
 
 // Narrows a work to the segment of run `run`; sequence -1: there is no such segment, or nothing to do for it.
 __device__ inline void take_segment(const Params& p, Work& work, int run) {
+  if (p.pass == Pass::kMaps) {
+    work.is_map = run > 0;
+    work.has_output = false;
+    return;
+  }
   const int64_t tokens = segment_length(p, work.span.length);
   work.segments = work.span.length <= tokens ? 1 : static_cast<int32_t>((work.span.length + tokens - 1) / tokens);
   const bool is_summary = p.pass == Pass::kSummaries;
@@ -283,6 +289,10 @@ __device__ inline StateTarget work_target(const Params& p, const Work& work) {
   if (p.pass == Pass::kSummaries) {
     const int index = work.is_map ? p.segments - 1 + work.segment : work.segment + 1;
     return {segment_matrix(p, work.sequence, work.head, index), Real::kF32, 0};
+  }
+  if (p.pass == Pass::kMaps) {
+    const int64_t matrix = (2 * work.head + (work.is_map ? 1 : 0)) * kMatrix;
+    return {p.state_out, Real::kF32, work.sequence * p.state_out_stride + matrix};
   }
   if (work.checkpoint >= 0) return checkpoint_target(p, work.sequence, work.head, work.checkpoint);
   return work.segment + 1 < work.segments ? StateTarget{} : final_target(p, work.slots, work.head);

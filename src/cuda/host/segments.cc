@@ -1,0 +1,119 @@
+// Segment maps on CUDA (spec S-9) of any shape: summaries token by token, merges.
+#include "base/tensor.h"
+#include "cuda/host/candidate.h"
+#include "cuda/host/candidates.h"
+#include "cuda/host/gates.h"
+#include "cuda/host/launch.h"
+#include "cuda/host/recurrence.h"
+#include "cuda/host/views.h"
+#include "cuda/kernels/segments/params.h"
+
+namespace kda::cuda {
+namespace {
+
+// ---- Summaries --------------------------------------------------------------------------------------------------
+
+class PortableSummaryKernel final : public Kernel<SegmentSummary> {
+ public:
+  PortableSummaryKernel(const kda_prefill_desc& desc, const Context& context)
+      : desc_(desc),
+        device_(context.device.index),
+        multiprocessors_(context.facts.multiprocessors),
+        kernel_(summarize_segment_kernel_info(masked_shape(desc.attention))) {}
+
+  Status prepare() const { return prepare_kernel(kernel_.function, kernel_.name, kChunk * kernel_.token_bytes); }
+
+  Status run(const kda_segment_summary_args& args, const WorkspaceGrant&, void* stream) const override {
+    SummaryParams p;
+    p.form = to_form(desc_.attention);
+    p.values = p.form.values;
+    p.form.values += p.form.keys;
+    p.sequences = to_sequences(args.sequences, args.k, 3);
+    p.gate_rule = to_gate(desc_.attention, args.A_log, args.dt_bias);
+    p.k = to_token(args.k, 3);
+    p.v = to_token(args.v, 3);
+    p.gate = to_token(args.gate, 3);
+    p.beta = to_token(args.beta, 2);
+    p.summary = static_cast<float*>(args.summary.data);
+    p.stride = args.summary.strides[0];
+    p.split = split_head(int64_t{p.sequences.count} * p.form.value_heads, p.form.values, kernel_.warp_rows,
+                         kernel_.threads / 32, multiprocessors_);
+    p.split.chunk = kChunk;
+    LaunchShape shape;
+    shape.x = int64_t{p.form.value_heads} * p.split.slices;
+    shape.rest = p.sequences.count;
+    shape.shared_bytes = kChunk * kernel_.token_bytes;
+    const DeviceGuard guard(device_);
+    KDA_RETURN_IF_ERROR(guard.status());
+    return launch(kernel_, shape, p, stream);
+  }
+
+ private:
+  static constexpr int32_t kChunk = 8;  // tokens prepared at once
+  kda_prefill_desc desc_;
+  int32_t device_, multiprocessors_;
+  KernelInfo kernel_;
+};
+
+// ---- Merge ------------------------------------------------------------------------------------------------------
+
+class MergeKernel final : public Kernel<SegmentMerge> {
+ public:
+  MergeKernel(const kda_segment_merge_desc& desc, const Context& context)
+      : desc_(desc),
+        device_(context.device.index),
+        kernel_(merge_summaries_kernel_info(desc.key_dim <= 128 ? Shape::kMasked128 : Shape::kMasked256)) {}
+
+  Status prepare() const { return prepare_kernel(kernel_.function, kernel_.name); }
+
+  Status run(const kda_segment_merge_args& args, const WorkspaceGrant&, void* stream) const override {
+    MergeParams p;
+    p.heads = static_cast<int32_t>(desc_.num_value_heads);
+    p.keys = static_cast<int32_t>(desc_.key_dim);
+    p.values = static_cast<int32_t>(desc_.value_dim);
+    p.segments = args.summaries.shape[0];
+    p.initial = static_cast<const float*>(args.initial_state.data);
+    p.summaries = static_cast<const float*>(args.summaries.data);
+    p.summary_stride = args.summaries.strides[0];
+    p.present = static_cast<const uint8_t*>(args.present.data);
+    p.present_stride = stride_of(args.present);
+    p.starts = static_cast<float*>(args.start_states.data);
+    p.start_stride = stride_of(args.start_states);
+    p.final = static_cast<float*>(args.final_state.data);
+    LaunchShape shape;
+    shape.x = desc_.num_value_heads * ((desc_.value_dim + kMergeRows - 1) / kMergeRows);
+    const DeviceGuard guard(device_);
+    KDA_RETURN_IF_ERROR(guard.status());
+    return launch(kernel_, shape, p, stream);
+  }
+
+ private:
+  kda_segment_merge_desc desc_;
+  int32_t device_;
+  KernelInfo kernel_;
+};
+
+// A prepared kernel of either operator.
+template <class Op, class K, class Desc>
+Result<std::unique_ptr<Kernel<Op>>> create(const Desc& desc, const Context& context, WorkspaceBook&) {
+  auto kernel = std::make_unique<K>(desc, context);
+  KDA_RETURN_IF_ERROR(kernel->prepare());
+  return std::unique_ptr<Kernel<Op>>(std::move(kernel));
+}
+
+}  // namespace
+
+const Candidate<SegmentSummary>* portable_segment_summary() {
+  static const CudaCandidate<SegmentSummary> candidate(
+      "portable", [](const auto& d, const auto& c, auto& r) { check_segment_summary(kPortablePrefill, d, c, r); },
+      create<SegmentSummary, PortableSummaryKernel, kda_prefill_desc>);
+  return &candidate;
+}
+
+const Candidate<SegmentMerge>* portable_segment_merge() {
+  static const CudaCandidate<SegmentMerge> candidate("portable", check_segment_merge,
+                                                     create<SegmentMerge, MergeKernel, kda_segment_merge_desc>);
+  return &candidate;
+}
+
+}  // namespace kda::cuda
