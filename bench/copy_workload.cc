@@ -20,7 +20,7 @@ struct Memory {
 };
 
 // A copy for each row, as a framework without a plan does it; rows spread over the threads.
-void loop(Memory& m, Workers& workers, bool scatter, const kda_tensor& indices, const kda_tensor& packed) {
+void loop(Memory& m, const Workers& workers, bool scatter, const kda_tensor& indices, const kda_tensor& packed) {
   const kda_tensor& pool = m.args.pool;
   const auto size = static_cast<int64_t>(kda_dtype_size(pool.dtype));
   const int64_t n = indices.shape[0], payload = packed.strides[0] * size, stride = pool.strides[0] * size;
@@ -72,7 +72,7 @@ Workload copy(const Setting& setting, const CopyShape& s) {
   // Right before fast (U-7): the same rows by both ways.
   m->args.indices = m->indices.back();
   fail_unless(kda_state_gather(plan, &m->args, nullptr));
-  loop(*m, *setting.workers, false, m->indices.back(), m->other);
+  loop(*m, setting.workers, false, m->indices.back(), m->other);
   if (std::memcmp(m->args.packed.data, m->other.data, static_cast<size_t>(s.rows * payload * size)) != 0) {
     throw std::runtime_error("copy: the gathered rows differ from a plain loop's");
   }
@@ -86,7 +86,7 @@ Workload copy(const Setting& setting, const CopyShape& s) {
   w.backend = kda_plan_backend(plan);
   w.isa = kda_plan_isa(plan);
   const double bytes = 2.0 * static_cast<double>(s.rows * payload * size);
-  const auto workers = setting.workers;
+  const Workers workers = setting.workers;
   const auto operation = [&](const char* label, bool scatter) {
     return Variant{label,
                    [m, scatter] {
@@ -97,7 +97,7 @@ Workload copy(const Setting& setting, const CopyShape& s) {
                    bytes, Unit::kByte, w.backend + " " + w.isa};
   };
   const auto baseline = [&](const char* label, bool scatter) {
-    return Variant{label, [m, workers, scatter] { loop(*m, *workers, scatter, m->turn(), m->other); }, bytes,
+    return Variant{label, [m, workers, scatter] { loop(*m, workers, scatter, m->turn(), m->other); }, bytes,
                    Unit::kByte, "memcpy per row"};
   };
   w.variants = {operation("gather", false), operation("gather again", false), baseline("gather by loop", false),

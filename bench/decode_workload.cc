@@ -82,13 +82,11 @@ Workload decode(const Setting& setting, const DecodeShape& s) {
     run = [m] { m->plan.run(m->args, m->workspace); };
   }
   m->workspace = m->arena.workspace(m->plan);
-  w.parameters = {{"sequences", std::to_string(s.sequences)},
-                  {"width", std::to_string(s.width)},
-                  {"heads", std::to_string(s.heads)},
-                  {"key_dim", std::to_string(s.key_dim)},
-                  {"value_dim", std::to_string(s.value_dim)},
-                  {"io", kda_dtype_name(s.io)},
+  w.parameters = {{"sequences", std::to_string(s.sequences)}, {"width", std::to_string(s.width)},
+                  {"heads", std::to_string(s.heads)},         {"key_dim", std::to_string(s.key_dim)},
+                  {"value_dim", std::to_string(s.value_dim)}, {"io", kda_dtype_name(s.io)},
                   {"state", kda_dtype_name(s.state)}};
+  w.tokens = s.sequences * s.width;
   w.backend = m->plan.backend();
   w.isa = m->plan.isa();
   // A row reads one state and writes one a token: as many bytes as an in-place scale of (1 + width) / 2 states.

@@ -2,73 +2,17 @@
 
 #include <dlfcn.h>
 
-#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <new>
-#include <thread>
 
 namespace kda::bench {
 
-struct Workers::State {
-  std::mutex lock;
-  std::condition_variable begin, done;
-  const std::function<void(int)>* part = nullptr;
-  uint64_t generation = 0;
-  int running = 0;
-  bool stop = false;
-  std::vector<std::thread> threads;
-
-  void serve(int i) {
-    uint64_t seen = 0;
-    for (;;) {
-      std::unique_lock<std::mutex> hold(lock);
-      begin.wait(hold, [&] { return stop || generation != seen; });
-      if (stop) return;
-      seen = generation;
-      hold.unlock();
-      (*part)(i);
-      hold.lock();
-      if (--running == 0) done.notify_one();
-    }
-  }
-
-  void end() {
-    {
-      const std::lock_guard<std::mutex> hold(lock);
-      stop = true;
-    }
-    begin.notify_all();
-    for (std::thread& t : threads) t.join();
-  }
-};
-
-Workers::Workers(int threads) : state_(std::make_unique<State>()) {
-  try {
-    for (int i = 1; i < threads; ++i) state_->threads.emplace_back([this, i] { state_->serve(i); });
-  } catch (...) {  // the system gives no more of them
-    state_->end();
-    throw;
-  }
-}
-
-Workers::~Workers() { state_->end(); }
-
-int Workers::size() const { return static_cast<int>(state_->threads.size()) + 1; }
-
-void Workers::run(const std::function<void(int)>& part) {
-  {
-    const std::lock_guard<std::mutex> hold(state_->lock);
-    state_->part = &part;
-    state_->running = size() - 1;
-    ++state_->generation;
-  }
-  state_->begin.notify_all();
-  part(0);
-  std::unique_lock<std::mutex> hold(state_->lock);
-  state_->done.wait(hold, [&] { return state_->running == 0; });
+void Workers::run(const std::function<void(int)>& part) const {
+  (void)kda_context_parallel_for(
+      context_.get(), size(), [](void* arg, int32_t i) { (*static_cast<const std::function<void(int)>*>(arg))(i); },
+      const_cast<std::function<void(int)>*>(&part));
 }
 
 std::shared_ptr<std::byte> pages(size_t bytes) {
@@ -123,11 +67,18 @@ using DnnlSgemm = int(char, char, int64_t, int64_t, int64_t, float, const float*
 
 }  // namespace
 
-std::vector<Variant> sgemm_variants(int threads, std::vector<std::string>& missing) {
+std::vector<Variant> sgemm_variants(int threads, const std::string& isa, std::vector<std::string>& missing) {
   // The environment is read when a library is loaded. A core type or cache size that somebody set would spoil the
-  // comparison: the machine's own rate is meant.
+  // comparison: the machine's own rate is meant, or with AVX2 forced its AVX2 rate.
   unsetenv("OPENBLAS_CORETYPE");
   unsetenv("OPENBLAS_L2_SIZE");
+  unsetenv("ONEDNN_MAX_CPU_ISA");
+  unsetenv("DNNL_MAX_CPU_ISA");
+  if (isa == "avx2") {
+    setenv("OPENBLAS_CORETYPE", "Haswell", 1);
+    setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1);
+    setenv("DNNL_MAX_CPU_ISA", "AVX2", 1);  // its name before version 3
+  }
   const std::string count = std::to_string(threads);
   setenv("OPENBLAS_NUM_THREADS", count.c_str(), 1);
   setenv("OMP_NUM_THREADS", count.c_str(), 1);
@@ -153,7 +104,8 @@ std::vector<Variant> sgemm_variants(int threads, std::vector<std::string>& missi
       if (std::string(name) == "libdnnl.so.2") missing.push_back("oneDNN: " + onednn.error());
       continue;
     }
-    found.push_back(product("sgemm oneDNN", name, [=] {
+    const std::string kernel = std::string(name) + (isa == "avx2" ? ", at most AVX2" : "");
+    found.push_back(product("sgemm oneDNN", kernel, [=] {
       (void)sgemm('N', 'N', kSize, kSize, kSize, 1, m->a.data(), kSize, m->b.data(), kSize, 0, m->c.data(), kSize);
     }));
     break;
@@ -176,27 +128,27 @@ Part part_of(size_t size, int i, int n) {
 
 }  // namespace
 
-Variant scale_variant(std::shared_ptr<Workers> workers, size_t bytes) {
+Variant scale_variant(const Workers& workers, size_t bytes) {
   const auto data = pages(bytes);
   return {"in-place scale",
           [=] {
             volatile float one = 1;  // a factor that the compiler cannot see
             const float factor = one;
             auto* const x = reinterpret_cast<float*>(data.get());
-            workers->run([&](int i) {
-              const Part p = part_of(bytes, i, workers->size());
+            workers.run([&](int i) {
+              const Part p = part_of(bytes, i, workers.size());
               for (size_t j = p.begin / 4; j < p.end / 4; ++j) x[j] *= factor;
             });
           },
           2.0 * static_cast<double>(bytes), Unit::kByte, ""};
 }
 
-Variant copy_variant(std::shared_ptr<Workers> workers, size_t bytes) {
+Variant copy_variant(const Workers& workers, size_t bytes) {
   const auto from = pages(bytes), to = pages(bytes);
   return {"memcpy",
           [=] {
-            workers->run([&](int i) {
-              const Part p = part_of(bytes, i, workers->size());
+            workers.run([&](int i) {
+              const Part p = part_of(bytes, i, workers.size());
               std::memcpy(to.get() + p.begin, from.get() + p.begin, p.end - p.begin);
             });
           },

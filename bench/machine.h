@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <kda/kda.hpp>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,30 +13,29 @@
 
 namespace kda::bench {
 
-// Threads that wait for work, so that a timed loop does not start any.
+// The context's own threads, for loops that are compared with its runs: the same cores, woken in the same way.
 class Workers {
  public:
-  explicit Workers(int threads);
-  ~Workers();
-  int size() const;
+  explicit Workers(const Context& context) : context_(context) {}
+  int size() const { return context_.num_threads(); }
   // part(i) for i in [0, size), on all of them; returns when all are done.
-  void run(const std::function<void(int)>& part);
+  void run(const std::function<void(int)>& part) const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  const Context& context_;
 };
 
-// sgemm of OpenBLAS and oneDNN, each loaded at run time if it is installed: nothing here links them. What is not
-// there is said in `missing`. Call before anything else loads them: their thread counts come from the environment.
-std::vector<Variant> sgemm_variants(int threads, std::vector<std::string>& missing);
+// sgemm of OpenBLAS and oneDNN with the machine's best instruction set, or AVX2 if that is the context's; each is
+// loaded at run time if it is installed: nothing here links them. What is not there is said in `missing`. Call before
+// anything else loads them: their thread counts come from the environment.
+std::vector<Variant> sgemm_variants(int threads, const std::string& isa, std::vector<std::string>& missing);
 
 // Memory that was touched, on page borders.
 std::shared_ptr<std::byte> pages(size_t bytes);
 
 // x *= c over `bytes` in place: each byte read once and written once, as a decode must do with its states.
-Variant scale_variant(std::shared_ptr<Workers> workers, size_t bytes);
+Variant scale_variant(const Workers& workers, size_t bytes);
 // memcpy of `bytes`, read and written once; the rate counts both.
-Variant copy_variant(std::shared_ptr<Workers> workers, size_t bytes);
+Variant copy_variant(const Workers& workers, size_t bytes);
 
 }  // namespace kda::bench

@@ -62,13 +62,14 @@ Workload prefill(const Setting& setting, const PrefillShape& s) {
                   {"heads", std::to_string(H)},      {"key_dim", std::to_string(K)},
                   {"value_dim", std::to_string(V)},  {"io", kda_dtype_name(s.io)},
                   {"gate_family", gate_name(s.gate)}};
+  w.tokens = T;
   w.backend = m->plan.backend();
   w.isa = m->plan.isa();
   w.variants.push_back({"prefill", [m] { m->plan.run(m->args, m->workspace); },
                         7.0 * static_cast<double>(K * V * T * H), Unit::kFlop,
                         m->plan.backend() + " " + m->plan.isa()});
   std::vector<std::string> over;
-  for (Variant& v : sgemm_variants(setting.context.num_threads(), w.notes)) {
+  for (Variant& v : sgemm_variants(setting.context.num_threads(), setting.context.isa(), w.notes)) {
     over.push_back(v.label);
     w.variants.push_back(std::move(v));
   }

@@ -24,13 +24,14 @@ struct Workload {
   std::string backend, isa;                                     // who runs
   std::vector<Variant> variants;
   std::vector<Ratio> ratios;
+  int64_t tokens = 0;  // of one run of the first variant; 0: not counted
   std::vector<std::string> notes;  // what is not there
 };
 
 // What a workload may use.
 struct Setting {
   const Context& context;
-  std::shared_ptr<Workers> workers;  // as many threads as the context has
+  Workers workers;  // the context's
   std::string backend = "auto";
 };
 

@@ -75,7 +75,7 @@ typedef struct kda_context_options {
   size_t struct_size;
   kda_device device;                /* every plan of the context runs there */
   int32_t num_threads;              /* CPU: 0 = all cores that this process may use */
-  kda_parallel_for_fn parallel_for; /* CPU: NULL = the built-in pool (oneTBB) */
+  kda_parallel_for_fn parallel_for; /* CPU: NULL = the built-in pool, which binds helpers to other cores */
   void* parallel_user;
   int32_t allow_late_plans; /* nonzero: plans may be made after kda_context_seal (spec Y-16) */
   int32_t allow_observers;  /* nonzero: launch observers do not void the serving promise (spec Y-25) */

@@ -43,9 +43,17 @@ void set(kda_dtype& value, kda_dtype option) {
   if (option != KDA_DTYPE_NONE) value = option;
 }
 
-Workload make_workload(const std::string& name, const Options& o, const bench::Setting& setting) {
+// One workload of a call. The shapes of `cpu` give way to the options.
+struct Item {
+  std::string name;
+  int64_t heads = 0, tokens = 0;  // 0: the workload's own
+};
+
+Workload make_workload(const Item& item, const Options& o, const bench::Setting& setting) {
+  const std::string& name = item.name;
   if (name == "prefill") {
     bench::PrefillShape s;
+    if (item.heads > 0) s.heads = item.heads, s.tokens = item.tokens;
     set(s.heads, o.heads), set(s.tokens, o.tokens), set(s.sequences, o.sequences);
     set(s.key_dim, o.key_dim), set(s.value_dim, o.value_dim), set(s.io, o.io);
     s.gate = o.gate;
@@ -110,6 +118,12 @@ void print(const Done& d, int threads) {
     fmt::print("  {:<28} {:>16}   best {:>16}   {}\n", v.label, bench::rate_text(bench::median(rates), v.unit),
                bench::rate_text(bench::quantile(rates, 1), v.unit), v.detail);
   }
+  if (w.tokens > 0) {
+    const bench::Variant& v = w.variants.front();
+    const double runs = bench::median(d.rounds.rates(v.label)) / v.work;
+    fmt::print("  {:<28} {:>16.0f} tokens/s, {:.3f} ms a run\n", "", runs * static_cast<double>(w.tokens),
+               1e3 / runs);
+  }
   for (const auto& r : w.ratios) {
     const std::vector<double> ratios = d.rounds.ratios(r.of, r.over);
     fmt::print("  {:<28} {:>16.3f}   5-95 %: {:.3f} .. {:.3f}, {} rounds\n", r.name, bench::median(ratios),
@@ -160,11 +174,19 @@ Json to_json(const Done& d, int threads) {
   return j;
 }
 
-std::vector<std::string> chosen(const Options& o) {
-  std::vector<std::string> list;
+// `cpu`: prefill at few and many heads, short and long, unless the options name a shape; and decode.
+std::vector<Item> chosen(const Options& o) {
+  std::vector<Item> list;
   for (const std::string& name : o.what.empty() ? std::vector<std::string>{"cpu"} : o.what) {
-    if (name != "cpu") list.push_back(name);
-    else list.insert(list.end(), {"prefill", "decode"});
+    if (name != "cpu") {
+      list.push_back({name});
+    } else if (o.heads || o.tokens) {
+      list.insert(list.end(), {{"prefill"}, {"decode"}});
+    } else {
+      list.insert(
+          list.end(),
+          {{"prefill", 8, 2048}, {"prefill", 8, 8192}, {"prefill", 32, 2048}, {"prefill", 32, 8192}, {"decode"}});
+    }
   }
   return list;
 }
@@ -175,7 +197,7 @@ int run(Options& o) {
   (void)getloadavg(&load, 1);
   const Context context(static_cast<int32_t>(o.threads));
   const int threads = context.num_threads();
-  const bench::Setting setting{context, std::make_shared<bench::Workers>(threads), o.backend};
+  const bench::Setting setting{context, bench::Workers(context), o.backend};
   const bool text = !o.json.to_stdout();
   if (text) {
     fmt::print("libkda {} (sources {}), instruction set {}, {} threads, seed {}, load average {:.2f}\n",
@@ -186,8 +208,8 @@ int run(Options& o) {
                {"seed", o.rounds.seed},   {"rounds", o.rounds.rounds},
                {"load_average", load},    {"clock", o.rounds.cpu_time ? "process CPU time" : "wall"},
                {"benches", Json::array()}};
-  for (const std::string& name : chosen(o)) {
-    Done d{make_workload(name, o, setting), {}};
+  for (const Item& item : chosen(o)) {
+    Done d{make_workload(item, o, setting), {}};
     d.rounds = bench::run_rounds(d.workload.variants, o.rounds);
     if (text) print(d, threads);
     json["benches"].push_back(to_json(d, threads));
