@@ -156,7 +156,7 @@ ChunkParams chunk_params(const kda_chunk_request& r) {
 }
 
 int64_t metadata_blocks(int64_t rows, int64_t entries) {
-  return std::clamp<int64_t>(std::max(ceil_div(rows, 64), ceil_div(entries, 4096)), 1, 64);
+  return std::clamp<int64_t>(std::max(ceil_div(rows, 64), ceil_div(entries, 1024)), 1, 64);
 }
 
 }  // namespace kda::cuda

@@ -2,7 +2,11 @@
 //
 // Grid       a few blocks, each with a contiguous share of the rows and of every table's padding. Blocks exchange
 //            nothing: each sums up the whole step once, so it knows the groups' sizes and what lies before its share.
-//            13 bytes a row, in the L2: cheaper than one round of waiting between blocks.
+//            13 bytes a row, in the L2: cheaper than one round of waiting between blocks. Where a block has a thread
+//            for every row of the step, each places all rows, and the lists are shared out by position (a prompt of
+//            4,096 tokens is one row).
+// Latency    is the time: a thread's own row and slot are loaded along with the rows that it adds up, and rows are
+//            loaded before the device's count of active ones is known.
 // Groups     a step has two kinds of rows: recurrent ones (the spec group, or decodes if width = 1) and the rest
 //            (prefills; under by_drafts all decodes if no row of the rest says otherwise, M-7). A sum of both kinds
 //            is all that pass 1 needs.
@@ -37,9 +41,9 @@ struct Row {
 };
 
 template <class Offset>
-__device__ __forceinline__ RawRow<Offset> load_row(const MetadataParams& p, int64_t i, int64_t active) {
+__device__ __forceinline__ RawRow<Offset> load_row(const MetadataParams& p, int64_t i, int64_t rows) {
   RawRow<Offset> r;
-  if (i >= active) return r;  // not looked at (P-7)
+  if (i >= rows) return r;
   const auto* cu = static_cast<const Offset*>(p.cu) + i * p.cu_stride;
   r.begin = cu[0];
   r.end = cu[p.cu_stride];
@@ -48,6 +52,17 @@ __device__ __forceinline__ RawRow<Offset> load_row(const MetadataParams& p, int6
   if (p.by_drafts && p.drafts.data) r.drafts = p.drafts.data[i * p.drafts.stride];
   return r;
 }
+
+// The row that a thread writes, with its first slot.
+template <class Offset>
+struct OwnRow {
+  RawRow<Offset> raw;
+  int64_t slot = 0;
+  __device__ __forceinline__ OwnRow(const MetadataParams& p, int64_t i, int64_t rows)
+      : raw(load_row<Offset>(p, i, rows)) {
+    if (i < rows && p.slots.data) slot = p.slots.at(i, 0);
+  }
+};
 
 template <class Offset>
 __device__ __forceinline__ int32_t clamped(Offset x, int32_t tokens) {
@@ -87,6 +102,15 @@ struct MetadataShared {
   int32_t chunk_at[kMetadataThreads], ordinal[kMetadataThreads];
 };
 
+// Divides only where there is more than one chunk, out of line: most rows are decodes, and a division is as long as all
+// else that a row costs in pass 1.
+__device__ __noinline__ uint32_t divide_into_chunks(uint32_t length, uint32_t chunk) {
+  return (length + chunk - 1) / chunk;
+}
+__device__ __forceinline__ uint32_t chunk_count(uint32_t length, uint32_t chunk) {
+  return length > chunk ? divide_into_chunks(length, chunk) : length != 0;
+}
+
 // A thread's own sums.
 struct OwnSums {
   uint32_t x[kRowSums] = {};
@@ -97,7 +121,7 @@ struct OwnSums {
     x[kRecurrentTokens] += recurrent ? length : 0;
     x[kRest] += rest;
     x[kRestTokens] += rest ? length : 0;
-    x[kRestChunks] += rest ? (length + chunk - 1) / chunk : 0;
+    x[kRestChunks] += rest ? chunk_count(length, chunk) : 0;
   }
 };
 
@@ -108,11 +132,15 @@ __device__ __forceinline__ void contribute(const OwnSums& all, const OwnSums& be
   const uint64_t sum = warp_sum(static_cast<uint32_t>(lengths & ((1u << kLow) - 1))) +
                        (uint64_t{warp_sum(static_cast<uint32_t>(lengths >> kLow))} << kLow);
   const bool any = __any_sync(kFullMask, unplain);
+  uint32_t mine = 0;  // one sum a lane, so that they are added at once
 #pragma unroll
   for (int i = 0; i < kRowSums; ++i) {
     const uint32_t a = warp_sum(all.x[i]), b = warp_sum(before.x[i]);
-    if (lane_id() == 0) atomicAdd(&s.all[i], a), atomicAdd(&s.before[i], b);
+    if (lane_id() == i) mine = a;
+    if (lane_id() == kRowSums + i) mine = b;
   }
+  if (lane_id() < kRowSums) atomicAdd(&s.all[lane_id()], mine);
+  else if (lane_id() < 2 * kRowSums) atomicAdd(&s.before[lane_id() - kRowSums], mine);
   if (lane_id() != 0) return;
   atomicAdd(reinterpret_cast<unsigned long long*>(&s.lengths), sum);
   if (any) s.unplain = 1;
@@ -127,19 +155,20 @@ __device__ __forceinline__ void clear_sums(MetadataShared& s) {
 template <class Offset>
 __device__ __forceinline__ void sum_up(const MetadataParams& p, const Share& share, int64_t active,
                                        MetadataShared& s) {
-  constexpr int kBatch = 4;
-  if (int64_t{warp_id()} * 32 < active) {
+  constexpr int kBatch = 8;
+  if (int64_t{warp_id()} * 32 < p.n) {
     OwnSums all, before;
     const auto chunk = static_cast<uint32_t>(p.chunks.chunk);
     uint64_t lengths = 0;
     bool unplain = false;
 #pragma unroll 1
-    for (int64_t base = threadIdx.x; base < active; base += kBatch * kMetadataThreads) {
+    for (int64_t base = threadIdx.x; base < p.n; base += kBatch * kMetadataThreads) {
       RawRow<Offset> raw[kBatch];
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) raw[u] = load_row<Offset>(p, base + u * kMetadataThreads, active);
+      for (int u = 0; u < kBatch; ++u) raw[u] = load_row<Offset>(p, base + u * kMetadataThreads, p.n);
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
+        if (base + u * kMetadataThreads >= active) break;  // not looked at (P-7)
         const int32_t length = raw_length(p, raw[u]);
         const Row row = classify(p, raw[u], length);
         lengths += static_cast<uint64_t>(length);
@@ -156,7 +185,7 @@ __device__ __forceinline__ void sum_up(const MetadataParams& p, const Share& sha
 
 // Pass 1 once more, in order, where bad offsets add up to more than T tokens.
 template <class Offset>
-__device__ __noinline__ void sum_up_cut(const MetadataParams& p, const Share& share, int64_t active,
+__device__ __noinline__ void sum_up_cut(const MetadataParams& p, Share share, int64_t active,
                                         MetadataShared& s) {
   __syncthreads();
   clear_sums(s);
@@ -167,7 +196,7 @@ __device__ __noinline__ void sum_up_cut(const MetadataParams& p, const Share& sh
 #pragma unroll 1
   for (int64_t tile = 0; tile < active; tile += kMetadataThreads) {
     const int64_t i = tile + threadIdx.x;
-    const RawRow<Offset> raw = load_row<Offset>(p, i, active);
+    const RawRow<Offset> raw = load_row<Offset>(p, i, active);  // rows behind are not looked at (P-7)
     const int32_t length = raw_length(p, raw);
     const uint64_t x[1] = {static_cast<uint64_t>(length)};
     uint64_t ahead[1], sum[1];
@@ -193,6 +222,15 @@ __device__ __noinline__ int32_t cut_in_tile(int32_t length, uint64_t& before, in
   before += sum[0];
   return cut;
 }
+
+// The rows whose places a block finds, and those whose tables it writes.
+struct Shares {
+  bool together;  // every block places all rows
+  Share written, placed;
+  __device__ __forceinline__ explicit Shares(int64_t n) : together(n <= kMetadataThreads), written(n), placed(written) {
+    if (together) placed.first = 0, placed.last = n;
+  }
+};
 
 // Where the two kinds of rows go.
 struct Layout {
@@ -235,11 +273,13 @@ __device__ __forceinline__ void set(void* table, int64_t i, int64_t value) {
 // The tables of one row: number `at` of its group, with `tokens` tokens of the group before it.
 template <class Offset>
 __device__ __forceinline__ void write_row(const MetadataParams& p, const Layout& layout, int32_t i, const Row& row,
-                                          int32_t group, uint32_t at, uint32_t tokens, uint32_t chunks) {
+                                          int64_t slot, int32_t group, uint32_t at, uint32_t tokens,
+                                          uint32_t chunks) {
   const GroupRef& g = p.groups[group];
-  if (g.slots) {  // first: the only load of this pass that nobody has asked for yet
+  if (g.slots) {
+    g.slots[int64_t{at} * g.columns] = narrow_slot(slot);
 #pragma unroll 1
-    for (int32_t c = 0; c < g.columns; ++c) {
+    for (int32_t c = 1; c < g.columns; ++c) {
       g.slots[int64_t{at} * g.columns + c] = narrow_slot(p.slots.at(i, c));
     }
   }
@@ -262,13 +302,13 @@ __device__ __forceinline__ void write_row(const MetadataParams& p, const Layout&
   }
 }
 
-// The lists of a tile by position.
+// The lists of a tile by position: entries from `first` on, `step` apart, are this thread's.
 template <class Offset>
 __device__ __forceinline__ void write_lists(const MetadataParams& p, const MetadataShared& s, int32_t rows,
-                                            uint32_t tokens, uint32_t chunks) {
+                                            uint32_t tokens, uint32_t chunks, uint32_t first, uint32_t step) {
   if (p.non_spec_tokens || p.spec_tokens) {
 #pragma unroll 1
-    for (uint32_t t = threadIdx.x; t < tokens; t += kMetadataThreads) {
+    for (uint32_t t = first; t < tokens; t += step) {
       const int32_t r = owner_of(s.token_prefix, rows, t);
       const auto within = static_cast<int32_t>(t - s.token_prefix[r]);
       const int32_t at = s.token_at[r];
@@ -278,7 +318,7 @@ __device__ __forceinline__ void write_lists(const MetadataParams& p, const Metad
   }
   if (p.chunks.indices) {
 #pragma unroll 1
-    for (uint32_t c = threadIdx.x; c < chunks; c += kMetadataThreads) {
+    for (uint32_t c = first; c < chunks; c += step) {
       const int32_t r = owner_of(s.chunk_prefix, rows, c);
       const uint32_t within = c - s.chunk_prefix[r];
       const int64_t row = int64_t{s.chunk_at[r]} + within;
@@ -343,10 +383,11 @@ __device__ __forceinline__ void warp_place(const Row& row, uint32_t chunks, OwnS
   totals[kRestChunks] = sum_c;
 }
 
-// Pass 2.
+// Pass 2. `own`: this thread's row of the first tile.
 template <class Offset>
-__device__ __forceinline__ void write_share(const MetadataParams& p, const Share& share, int64_t active, bool cut,
-                                            const Layout& layout, MetadataShared& s) {
+__device__ __forceinline__ void write_share(const MetadataParams& p, Shares shares, OwnRow<Offset> own,
+                                            int64_t active, bool cut, const Layout& layout, MetadataShared& s) {
+  const Share share = shares.placed;
   OwnSums at;  // before this tile
 #pragma unroll
   for (int i = 0; i < kRowSums; ++i) at.x[i] = s.before[i];
@@ -361,16 +402,17 @@ __device__ __forceinline__ void write_share(const MetadataParams& p, const Share
     const bool busy = warp_id() * 32 < rows;  // this warp has a row
     Row row;
     OwnSums before;
+    if (tile != share.first) own = OwnRow<Offset>(p, i, share.last);
+    if (i >= active) own.raw = {};  // not looked at (P-7)
     if (busy || cut) {
-      const RawRow<Offset> raw = load_row<Offset>(p, i, exists ? active : 0);
-      int32_t length = raw_length(p, raw);
+      int32_t length = raw_length(p, own.raw);
       if (cut) length = cut_in_tile(length, lengths_before, p.tokens, s);
-      row = classify(p, raw, length);
+      row = classify(p, own.raw, length);
     }
     if (busy) {
       const auto chunk = static_cast<uint32_t>(p.chunks.chunk);
       const bool chunked = row.kind == kRestRow && layout.rest_group == kPrefillGroup;
-      const uint32_t chunks = chunked ? (static_cast<uint32_t>(row.length) + chunk - 1) / chunk : 0;
+      const uint32_t chunks = chunked ? chunk_count(static_cast<uint32_t>(row.length), chunk) : 0;
       warp_place(row, chunks, before, s.warp_sums[warp_id()]);
     }
     __syncthreads();
@@ -390,9 +432,10 @@ __device__ __forceinline__ void write_share(const MetadataParams& p, const Share
       const uint32_t tokens =
           recurrent ? at.x[kRecurrentTokens] + before.x[kRecurrentTokens] : at.x[kRestTokens] + before.x[kRestTokens];
       const uint32_t chunks = at.x[kRestChunks] + before.x[kRestChunks];
-      if (row.kind != kEmptyRow)
-        write_row<Offset>(p, layout, static_cast<int32_t>(i), row, group, place, tokens, chunks);
-      if (exists && p.spec_mask) p.spec_mask[i] = row.kind != kEmptyRow && group == kSpecGroup;
+      const bool mine = exists && i >= shares.written.first && i < shares.written.last;
+      if (mine && row.kind != kEmptyRow)
+        write_row<Offset>(p, layout, static_cast<int32_t>(i), row, own.slot, group, place, tokens, chunks);
+      if (mine && p.spec_mask) p.spec_mask[i] = row.kind != kEmptyRow && group == kSpecGroup;
       s.token_prefix[threadIdx.x] = before.x[kRecurrentTokens] + before.x[kRestTokens];
       s.chunk_prefix[threadIdx.x] = before.x[kRestChunks];
       s.begin[threadIdx.x] = row.begin;
@@ -404,7 +447,10 @@ __device__ __forceinline__ void write_share(const MetadataParams& p, const Share
     if (!padded) write_padding(p, s);
     padded = true;
     __syncthreads();
-    write_lists<Offset>(p, s, rows, all.x[kRecurrentTokens] + all.x[kRestTokens], all.x[kRestChunks]);
+    const uint32_t first = shares.together ? blockIdx.x * kMetadataThreads : 0;
+    const uint32_t step = shares.together ? gridDim.x * kMetadataThreads : kMetadataThreads;
+    write_lists<Offset>(p, s, rows, all.x[kRecurrentTokens] + all.x[kRestTokens], all.x[kRestChunks],
+                        first + threadIdx.x, step);
 #pragma unroll
     for (int k = 0; k < kRowSums; ++k) at.x[k] += all.x[k];
     tile += kMetadataThreads;
@@ -421,15 +467,16 @@ __global__ void __launch_bounds__(kMetadataThreads) build_metadata_kernel(const 
   wait_for_previous_grid();
   int32_t active = p.active;
   if (p.num_active) active = min(max(*p.num_active, 0), p.n);
-  const Share share(p.n);
-  sum_up<Offset>(p, share, active, s);
+  const Shares shares(p.n);
+  const OwnRow<Offset> own(p, shares.placed.first + threadIdx.x, shares.placed.last);
+  sum_up<Offset>(p, shares.placed, active, s);
   const bool cut = s.lengths > static_cast<uint64_t>(p.tokens);
-  if (cut) sum_up_cut<Offset>(p, share, active, s);
+  if (cut) sum_up_cut<Offset>(p, shares.placed, active, s);
   const Layout layout(p, s);
   publish_sizes(p, layout, s);
   __syncthreads();
   write_heads<Offset>(p, s);
-  write_share<Offset>(p, share, active, cut, layout, s);
+  write_share<Offset>(p, shares, own, active, cut, layout, s);
 }
 
 }  // namespace kda::cuda
