@@ -1,3 +1,5 @@
+#include <kda/device.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -7,10 +9,20 @@
 #include "conformance/rounding.h"
 
 namespace kda::bench {
+namespace {
 
-kda_tensor Arena::zeros(kda_dtype dtype, const std::vector<int64_t>& shape) {
+size_t bytes_of(const kda_tensor& t) {
+  size_t count = 1;
+  for (int i = 0; i < t.rank; ++i) count *= static_cast<size_t>(t.shape[i]);
+  return count * kda_dtype_size(t.dtype);
+}
+
+}  // namespace
+
+kda_tensor Arena::room(kda_dtype dtype, const std::vector<int64_t>& shape) {
   kda_tensor t{};
   t.dtype = dtype;
+  t.device = device_;
   t.rank = static_cast<int32_t>(shape.size());
   int64_t count = 1;
   for (int i = t.rank - 1; i >= 0; --i) {
@@ -20,39 +32,69 @@ kda_tensor Arena::zeros(kda_dtype dtype, const std::vector<int64_t>& shape) {
   }
   // Far more than there is; the product with the dtype's size stays small enough for any allocator.
   if (count > (int64_t{1} << 56)) throw std::bad_alloc();
-  memory_.push_back(pages(static_cast<size_t>(count) * kda_dtype_size(dtype)));
+  const size_t bytes = static_cast<size_t>(count) * kda_dtype_size(dtype);
+  if (device_.type == KDA_CPU) {
+    memory_.push_back(pages(bytes));
+  } else {
+    void* memory = nullptr;
+    check(kda_memory_allocate(context_, KDA_MEMORY_DEVICE, std::max<size_t>(1, bytes), &memory));
+    const kda_context* context = context_;
+    memory_.push_back({memory, [context](void* p) { (void)kda_memory_free(context, KDA_MEMORY_DEVICE, p); }});
+  }
   t.data = memory_.back().get();
   return t;
 }
 
-kda_tensor Arena::random(kda_dtype dtype, const std::vector<int64_t>& shape, double scale) {
-  const kda_tensor t = zeros(dtype, shape);
-  size_t count = 1;
-  for (int64_t s : shape) count *= static_cast<size_t>(s);
-  const size_t size = kda_dtype_size(dtype);
-  // Rounding each value takes time: a block of them, repeated.
-  const size_t block = std::min<size_t>(count, 65521);
-  auto* const bytes = static_cast<char*>(t.data);
-  for (size_t i = 0; i < block; ++i) {
-    conformance::store(bytes + i * size, dtype,
-                       scale * conformance::uniform(static_cast<uint32_t>(memory_.size()), i));
-  }
-  for (size_t at = block; at < count; at += block) {
-    std::memcpy(bytes + at * size, bytes, std::min(block, count - at) * size);
-  }
+void Arena::copy(void* to, const void* from, size_t bytes) const {
+  check(kda_memory_copy(context_, to, from, bytes, nullptr));
+  check(kda_stream_synchronize(context_, nullptr));
+}
+
+kda_tensor Arena::zeros(kda_dtype dtype, const std::vector<int64_t>& shape) {
+  const kda_tensor t = room(dtype, shape);
+  if (device_.type == KDA_CPU) return t;
+  const size_t bytes = bytes_of(t);
+  const std::vector<char> block(std::min<size_t>(bytes, size_t{64} << 20), 0);
+  for (size_t at = 0; at < bytes; at += block.size())
+    copy(static_cast<char*>(t.data) + at, block.data(), std::min(block.size(), bytes - at));
   return t;
 }
 
-kda_tensor Arena::ints(const std::vector<int64_t>& x) {
-  const kda_tensor t = zeros(KDA_INT32, {static_cast<int64_t>(x.size())});
-  for (size_t i = 0; i < x.size(); ++i) static_cast<int32_t*>(t.data)[i] = static_cast<int32_t>(x[i]);
+kda_tensor Arena::random(kda_dtype dtype, const std::vector<int64_t>& shape, double scale, bool decays) {
+  const kda_tensor t = room(dtype, shape);
+  const size_t size = kda_dtype_size(dtype), bytes = bytes_of(t), count = bytes / size;
+  // Rounding each value takes time: a block of them, repeated.
+  std::vector<char> block(std::min<size_t>(count, 65521) * size);
+  for (size_t i = 0; i * size < block.size(); ++i) {
+    const double x = scale * conformance::uniform(static_cast<uint32_t>(memory_.size()), i);
+    conformance::store(block.data() + i * size, dtype, decays ? -x * x : x);
+  }
+  auto* const to = static_cast<char*>(t.data);
+  if (bytes == 0) return t;
+  copy(to, block.data(), block.size());
+  for (size_t done = block.size(); done < bytes; done += std::min(done, bytes - done))
+    copy(to + done, to, std::min(done, bytes - done));
+  return t;
+}
+
+kda_tensor Arena::ints(const std::vector<int64_t>& x, kda_dtype dtype) {
+  const kda_tensor t = room(dtype, {static_cast<int64_t>(x.size())});
+  std::vector<char> host(bytes_of(t) + 8);
+  for (size_t i = 0; i < x.size(); ++i)
+    std::memcpy(host.data() + i * kda_dtype_size(dtype), &x[i], kda_dtype_size(dtype));  // little-endian
+  copy(t.data, host.data(), bytes_of(t));
   return t;
 }
 
 kda_workspace Arena::workspace(const Plan& plan) {
   const size_t bytes = plan.workspace_size();
-  memory_.push_back(pages(bytes));
-  return {memory_.back().get(), bytes};
+  return {room(KDA_UINT8, {static_cast<int64_t>(bytes)}).data, bytes};
+}
+
+kda_tensor part(kda_tensor t, int64_t i, int64_t of) {
+  t.shape[0] /= of;
+  t.data = static_cast<char*>(t.data) + i * t.shape[0] * t.strides[0] * static_cast<int64_t>(kda_dtype_size(t.dtype));
+  return t;
 }
 
 }  // namespace kda::bench

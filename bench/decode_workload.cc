@@ -4,10 +4,11 @@ namespace kda::bench {
 namespace {
 
 struct Memory {
+  explicit Memory(const Setting& setting) : arena(setting) {}
   Arena arena;
   Plan plan;
-  kda_decode_args args = make<kda_decode_args>();
-  kda_decode_step_args step = make<kda_decode_step_args>();
+  std::vector<kda_decode_args> args;  // that calls go through in turn
+  std::vector<kda_decode_step_args> steps;
   kda_workspace workspace{};
 };
 
@@ -27,8 +28,10 @@ kda_decode_desc decode_desc(const DecodeShape& s, const std::string& backend) {
   return d;
 }
 
-void fill_args(const DecodeShape& s, Arena& arena, kda_decode_args& a) {
+// `sets` disjoint sets of states over the same tokens.
+std::vector<kda_decode_args> make_args(const DecodeShape& s, Arena& arena, int64_t sets) {
   const int64_t T = s.sequences * s.width, H = s.heads, K = s.key_dim, V = s.value_dim;
+  auto a = make<kda_decode_args>();
   if (!s.step) {
     a.q = arena.random(s.io, {T, H, K});
     a.k = arena.random(s.io, {T, H, K});
@@ -37,36 +40,67 @@ void fill_args(const DecodeShape& s, Arena& arena, kda_decode_args& a) {
   a.gate = arena.random(s.io, {T, H, K});
   a.beta = arena.random(s.io, {T, H});
   a.A_log = arena.random(KDA_FP32, {H});
-  a.out = arena.zeros(s.io, {T, H, V});
-  a.state = arena.random(s.state, {T, H, V, K});  // a column a token (V-5)
+  a.out = arena.room(s.io, {T, H, V});
+  a.state = arena.random(s.state, {sets * T, H, V, K});  // a column a token (V-5)
   std::vector<int64_t> cu, columns;
   for (int64_t n = 0; n <= s.sequences; ++n) cu.push_back(n * s.width);
-  for (int64_t i = 0; i < T; ++i) columns.push_back(i);
+  // Spread over the pool, as a server's are.
+  const int64_t step = sets * T % 7919 == 0 ? 1 : 7919;
+  for (int64_t i = 0; i < sets * T; ++i) columns.push_back(sets > 1 ? i * step % (sets * T) : i);
   a.sequences.cu_seqlens = arena.ints(cu);
-  a.slots = arena.ints(columns);
-  a.slots.rank = 2;
-  a.slots.shape[0] = s.sequences, a.slots.shape[1] = s.width;
-  a.slots.strides[0] = s.width, a.slots.strides[1] = 1;
+  kda_tensor slots = arena.ints(columns);
+  slots.rank = 2;
+  slots.shape[0] = sets * s.sequences, slots.shape[1] = s.width;
+  slots.strides[0] = s.width, slots.strides[1] = 1;
+  std::vector<kda_decode_args> all;
+  for (int64_t i = 0; i < sets; ++i) {
+    a.slots = part(slots, i, sets);
+    all.push_back(a);
+  }
+  return all;
 }
 
-void fill_step(const DecodeShape& s, Arena& arena, kda_decode_step_args& a) {
+std::vector<kda_decode_step_args> make_steps(const DecodeShape& s, Arena& arena,
+                                             const std::vector<kda_decode_args>& decode) {
   const int64_t T = s.sequences * s.width, channels = s.heads * (2 * s.key_dim + s.value_dim);
+  auto a = make<kda_decode_step_args>();
   a.x[0] = arena.random(s.io, {T, channels});
   a.conv_weight[0] = arena.random(KDA_FP32, {channels, 4});
-  a.conv_state[0] = arena.random(s.io, {T, 2 + s.width, channels});
+  a.conv_state[0] = arena.random(s.io, {static_cast<int64_t>(decode.size()) * T, 2 + s.width, channels});
   a.z = arena.random(s.io, {T, s.heads, s.value_dim});
   a.norm_weight = arena.random(KDA_FP32, {s.value_dim});
+  std::vector<kda_decode_step_args> all;
+  for (const kda_decode_args& d : decode) {
+    a.decode = d;
+    all.push_back(a);
+  }
+  return all;
+}
+
+// What a call must move once: states, token rows, and of a step projections, windows, taps and z.
+double floor_of(const DecodeShape& s) {
+  const double io = static_cast<double>(kda_dtype_size(s.io)), N = static_cast<double>(s.sequences);
+  const double H = static_cast<double>(s.heads), K = static_cast<double>(s.key_dim);
+  const double V = static_cast<double>(s.value_dim), width = static_cast<double>(s.width);
+  const double states = N * H * K * V * static_cast<double>(kda_dtype_size(s.state)) * (1 + width);
+  const double tokens = N * width * H * io * (3 * K + 2 * V + 1);
+  if (!s.step) return states + tokens;
+  const double channels = H * (2 * K + V), windows = N * channels * io * (3 + 2 + width);
+  return states + tokens + windows + channels * 16 + N * width * H * V * io;
 }
 
 }  // namespace
 
 Workload decode(const Setting& setting, const DecodeShape& s) {
-  const auto m = std::make_shared<Memory>();
+  const auto m = std::make_shared<Memory>(setting);
   const kda_decode_desc d = decode_desc(s, setting.backend);
-  fill_args(s, m->arena, m->args);
+  const double set_bytes = static_cast<double>(s.sequences * s.width * s.heads) *
+                           static_cast<double>(s.key_dim * s.value_dim) *
+                           static_cast<double>(kda_dtype_size(s.state));
+  m->args = make_args(s, m->arena, setting.sets(static_cast<int64_t>(std::min(set_bytes, 1e18))));
   Workload w;
   w.name = s.step ? "decode_step" : "decode";
-  std::function<void()> run;
+  std::function<void(int64_t, void*)> call;
   if (s.step) {
     auto sd = make<kda_decode_step_desc>();
     sd.decode = d;
@@ -74,12 +108,15 @@ Workload decode(const Setting& setting, const DecodeShape& s) {
     sd.conv_parts = 1;
     sd.conv_layout = KDA_CONV_SD;
     m->plan = Plan(setting.context, sd);
-    fill_step(s, m->arena, m->step);
-    m->step.decode = m->args;
-    run = [m] { m->plan.run(m->step, m->workspace); };
+    m->steps = make_steps(s, m->arena, m->args);
+    call = [m](int64_t i, void* stream) {
+      m->plan.run(m->steps[static_cast<size_t>(i) % m->steps.size()], m->workspace, stream);
+    };
   } else {
     m->plan = Plan(setting.context, d);
-    run = [m] { m->plan.run(m->args, m->workspace); };
+    call = [m](int64_t i, void* stream) {
+      m->plan.run(m->args[static_cast<size_t>(i) % m->args.size()], m->workspace, stream);
+    };
   }
   m->workspace = m->arena.workspace(m->plan);
   w.parameters = {{"sequences", std::to_string(s.sequences)}, {"width", std::to_string(s.width)},
@@ -92,8 +129,9 @@ Workload decode(const Setting& setting, const DecodeShape& s) {
   // A row reads one state and writes one a token: as many bytes as an in-place scale of (1 + width) / 2 states.
   const auto states = static_cast<size_t>(s.sequences * s.heads * s.value_dim * s.key_dim * (1 + s.width) / 2) *
                       kda_dtype_size(s.state);
-  w.variants.push_back({w.name, std::move(run), 2.0 * static_cast<double>(states), Unit::kByte,
-                        m->plan.backend() + " " + m->plan.isa()});
+  w.variants.push_back({w.name, std::move(call), 2.0 * static_cast<double>(states), Unit::kByte,
+                        m->plan.backend() + " " + m->plan.isa(), 0, floor_of(s)});
+  if (setting.on_device()) return w;
   w.variants.push_back(scale_variant(setting.workers, states));
   w.ratios.push_back({w.name + " / in-place scale", w.name, {"in-place scale"}});
   return w;

@@ -54,7 +54,8 @@ struct Matrices {
 };
 
 Variant product(const char* label, std::string kernel, std::function<void()> run) {
-  Variant v{label, std::move(run), 2.0 * kSize * kSize * kSize, Unit::kFlop, std::move(kernel)};
+  Variant v{label, [run = std::move(run)](int64_t, void*) { run(); }, 2.0 * kSize * kSize * kSize, Unit::kFlop,
+            std::move(kernel)};
   v.settle = 0.05;  // both libraries' workers spin for a while, and would take cores from whoever is timed next
   return v;
 }
@@ -131,7 +132,7 @@ Part part_of(size_t size, int i, int n) {
 Variant scale_variant(const Workers& workers, size_t bytes) {
   const auto data = pages(bytes);
   return {"in-place scale",
-          [=] {
+          [=](int64_t, void*) {
             volatile float one = 1;  // a factor that the compiler cannot see
             const float factor = one;
             auto* const x = reinterpret_cast<float*>(data.get());
@@ -146,7 +147,7 @@ Variant scale_variant(const Workers& workers, size_t bytes) {
 Variant copy_variant(const Workers& workers, size_t bytes) {
   const auto from = pages(bytes), to = pages(bytes);
   return {"memcpy",
-          [=] {
+          [=](int64_t, void*) {
             workers.run([&](int i) {
               const Part p = part_of(bytes, i, workers.size());
               std::memcpy(to.get() + p.begin, from.get() + p.begin, p.end - p.begin);

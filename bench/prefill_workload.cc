@@ -8,22 +8,17 @@ const char* gate_name(kda_gate_family gate) {
 }
 
 struct Memory {
+  explicit Memory(const Setting& setting) : arena(setting) {}
   Arena arena;
   Plan plan;
-  kda_prefill_args args = make<kda_prefill_args>();
+  std::vector<kda_prefill_args> args;  // that calls go through in turn
   kda_workspace workspace{};
 };
-
-// g <= 0 for the plain form.
-void make_decays(const kda_tensor& gate, int64_t count) {
-  auto* const g = static_cast<float*>(gate.data);
-  for (int64_t i = 0; i < count; ++i) g[i] = -g[i] * g[i];
-}
 
 }  // namespace
 
 Workload prefill(const Setting& setting, const PrefillShape& s) {
-  const auto m = std::make_shared<Memory>();
+  const auto m = std::make_shared<Memory>(setting);
   const int64_t T = s.tokens, H = s.heads, K = s.key_dim, V = s.value_dim;
   const bool plain = s.gate == KDA_GATE_PLAIN;
   auto d = make<kda_prefill_desc>();
@@ -40,20 +35,30 @@ Workload prefill(const Setting& setting, const PrefillShape& s) {
   d.flags = s.batch_invariant ? KDA_PLAN_BATCH_INVARIANT : 0;
   m->plan = Plan(setting.context, d);
 
-  kda_prefill_args& a = m->args;
-  a.q = m->arena.random(s.io, {T, H, K});
-  a.k = m->arena.random(s.io, {T, H, K});
-  a.v = m->arena.random(s.io, {T, H, V});
-  a.gate = m->arena.random(d.attention.gate_dtype, {T, H, K});
-  a.beta = m->arena.random(s.io, {T, H}, 2);
-  if (plain) make_decays(a.gate, T * H * K);
+  const double io = static_cast<double>(kda_dtype_size(s.io)), rows = static_cast<double>(T) * static_cast<double>(H);
+  const double gates = static_cast<double>(K) * static_cast<double>(kda_dtype_size(d.attention.gate_dtype));
+  const double tokens = rows * (io * static_cast<double>(2 * K + 2 * V + 1) + gates);
+  const double states =
+      2.0 * 4 * static_cast<double>(s.sequences) * static_cast<double>(H) * static_cast<double>(K * V);
+  const int64_t sets = setting.sets(static_cast<int64_t>(std::min(tokens, 1e18)));
+  auto a = make<kda_prefill_args>();
+  for (int64_t i = 0; i < sets; ++i) {
+    a.q = m->arena.random(s.io, {T, H, K});
+    a.k = m->arena.random(s.io, {T, H, K});
+    a.v = m->arena.random(s.io, {T, H, V});
+    a.gate = m->arena.random(d.attention.gate_dtype, {T, H, K}, 1, plain);
+    a.beta = m->arena.random(s.io, {T, H}, 2);
+    a.out = m->arena.room(s.io, {T, H, V});
+    m->args.push_back(a);
+  }
   if (!plain) a.A_log = m->arena.random(KDA_FP32, {H});
   if (!plain) a.dt_bias = m->arena.random(KDA_FP32, {H * K});
   a.state = m->arena.zeros(KDA_FP32, {s.sequences, H, V, K});
-  a.out = m->arena.zeros(s.io, {T, H, V});
   std::vector<int64_t> cu;
   for (int64_t n = 0; n <= s.sequences; ++n) cu.push_back(T * n / s.sequences);
   a.sequences.cu_seqlens = m->arena.ints(cu);
+  for (kda_prefill_args& x : m->args)
+    x.A_log = a.A_log, x.dt_bias = a.dt_bias, x.state = a.state, x.sequences = a.sequences;
   m->workspace = m->arena.workspace(m->plan);
 
   Workload w;
@@ -65,9 +70,12 @@ Workload prefill(const Setting& setting, const PrefillShape& s) {
   w.tokens = T;
   w.backend = m->plan.backend();
   w.isa = m->plan.isa();
-  w.variants.push_back({"prefill", [m] { m->plan.run(m->args, m->workspace); },
-                        7.0 * static_cast<double>(K * V * T * H), Unit::kFlop,
-                        m->plan.backend() + " " + m->plan.isa()});
+  const auto call = [m](int64_t i, void* stream) {
+    m->plan.run(m->args[static_cast<size_t>(i) % m->args.size()], m->workspace, stream);
+  };
+  w.variants.push_back({"prefill", call, 7.0 * static_cast<double>(K * V) * rows, Unit::kFlop,
+                        m->plan.backend() + " " + m->plan.isa(), 0, tokens + states});
+  if (setting.on_device()) return w;
   std::vector<std::string> over;
   for (Variant& v : sgemm_variants(setting.context.num_threads(), setting.context.isa(), w.notes)) {
     over.push_back(v.label);

@@ -20,6 +20,11 @@ double seconds_of(clockid_t clock) {
 
 }  // namespace
 
+void shuffle(std::vector<int>& order, std::mt19937_64& engine) {
+  // Fisher-Yates by hand: std::shuffle's sequence is the library's own, and a seed should mean the same everywhere.
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[engine() % i]);
+}
+
 std::string rate_text(double per_second, Unit unit) {
   char text[64];
   if (unit == Unit::kCall) std::snprintf(text, sizeof text, "%.2f us", per_second > 0 ? 1e6 / per_second : 0);
@@ -73,13 +78,13 @@ Rounds run_rounds(const std::vector<Variant>& variants, const RoundOptions& opti
   std::mt19937_64 engine(options.seed);
   std::vector<int> order(variants.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+  int64_t calls = 0;
   for (int round = -options.warmup; round < options.rounds; ++round) {
-    // Fisher-Yates by hand: std::shuffle's sequence is the library's own, and a seed should mean the same everywhere.
-    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[engine() % i]);
+    shuffle(order, engine);
     for (size_t i = 0; i < order.size(); ++i) {
       const Variant& v = variants[static_cast<size_t>(order[i])];
       const double cpu = seconds_of(CLOCK_PROCESS_CPUTIME_ID), wall = seconds_of(CLOCK_MONOTONIC);
-      v.run();
+      v.call(calls++, nullptr);
       const double wall_end = seconds_of(CLOCK_MONOTONIC), cpu_end = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
       if (v.settle > 0) std::this_thread::sleep_for(std::chrono::duration<double>(v.settle));
       if (round >= 0) {

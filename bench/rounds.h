@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -16,11 +17,13 @@ std::string rate_text(double per_second, Unit unit);
 
 struct Variant {
   std::string label;
-  std::function<void()> run;
-  double work = 1;  // of one run, in `unit`
+  // Call number i, on a stream of the device (none on the CPU). Calls that follow one another work on other memory.
+  std::function<void(int64_t i, void* stream)> call;
+  double work = 1;  // of one call, in `unit`
   Unit unit = Unit::kCall;
-  std::string detail;  // kernel that runs, if it has a name
-  double settle = 0;   // seconds to wait after a run, until its threads have stopped spinning
+  std::string detail;      // kernel that runs, if it has a name
+  double settle = 0;       // seconds to wait after a call, until its threads have stopped spinning
+  double floor_bytes = 0;  // that one call must move once (design: floors); 0: none is named
 };
 
 struct Sample {
@@ -52,6 +55,8 @@ struct Rounds {
  private:
   int index_of(const std::string& label) const;
 };
+
+void shuffle(std::vector<int>& order, std::mt19937_64& engine);
 
 Rounds run_rounds(const std::vector<Variant>& variants, const RoundOptions& options);
 

@@ -2,6 +2,7 @@
 // are reported.
 #pragma once
 
+#include <algorithm>
 #include <kda/kda.hpp>
 #include <memory>
 #include <string>
@@ -31,9 +32,21 @@ struct Workload {
 // What a workload may use.
 struct Setting {
   const Context& context;
-  Workers workers;  // the context's
+  Workers workers;  // the context's; of no use on another device
   std::string backend = "auto";
+  kda_device device{KDA_CPU, 0};
+
+  bool on_device() const { return device.type != KDA_CPU; }
+  // Sets of arguments that calls go through in turn, of so many bytes each: enough of them that none is in a cache.
+  // The CPU is measured as a server's step finds it, with the same tokens again.
+  int64_t sets(int64_t bytes) const {
+    return on_device() ? std::max<int64_t>(2, kColdBytes / std::max<int64_t>(1, bytes) + 1) : 1;
+  }
+  static constexpr int64_t kColdBytes = int64_t{320} << 20;
 };
+
+// 256 MiB copied by the device's memcpy and by a kernel: the larger rate is what floors are counted in.
+std::vector<Variant> copy_rate_variants(const Setting& setting);
 
 struct PrefillShape {
   int64_t heads = 8, tokens = 2048, sequences = 1, key_dim = 128, value_dim = 128;
@@ -54,8 +67,9 @@ Workload decode(const Setting& setting, const DecodeShape& shape);
 
 struct CopyShape {
   int64_t rows = 32, heads = 12;
-  kda_dtype state = KDA_FP32;
+  kda_dtype state = KDA_FP32, index = KDA_INT32;
   bool gapped = true;  // rows lie in pages that hold more (5,308,416 elements apart, as in a served model)
+  bool flags = false;  // with has_initial_state
 };
 // Gather and scatter of states over memcpy of the same bytes (state-copy.md U, the CPU's part of it).
 Workload copy(const Setting& setting, const CopyShape& shape);
@@ -80,17 +94,30 @@ struct NormShape {
 // Bytes of inputs and output over memcpy of as many.
 Workload gated_norm(const Setting& setting, const NormShape& shape);
 
-// Tensors that live as long as the arena.
+// Tensors in the memory of a context's device that live as long as the arena.
 class Arena {
  public:
+  // The context outlives the arena.
+  explicit Arena(const Setting& setting) : context_(setting.context.get()), device_(setting.device) {}
+
+  // Zeros on the CPU; on a device memory as it comes, for results.
+  kda_tensor room(kda_dtype dtype, const std::vector<int64_t>& shape);
   kda_tensor zeros(kda_dtype dtype, const std::vector<int64_t>& shape);
-  // Uniform in [-1, 1) times `scale`, reproducible.
-  kda_tensor random(kda_dtype dtype, const std::vector<int64_t>& shape, double scale = 1);
-  kda_tensor ints(const std::vector<int64_t>& x);  // int32
+  // Uniform in [-1, 1) times `scale`, reproducible. `decays`: minus the square of that.
+  kda_tensor random(kda_dtype dtype, const std::vector<int64_t>& shape, double scale = 1, bool decays = false);
+  kda_tensor ints(const std::vector<int64_t>& x, kda_dtype dtype = KDA_INT32);  // int32, int64 or bool
   kda_workspace workspace(const Plan& plan);
+  // Between host and device memory; done when the call returns.
+  void copy(void* to, const void* from, size_t bytes) const;
+  const kda_context* context() const { return context_; }
 
  private:
-  std::vector<std::shared_ptr<std::byte>> memory_;
+  const kda_context* context_;
+  kda_device device_;
+  std::vector<std::shared_ptr<void>> memory_;
 };
+
+// The i-th part of `of` equal parts of dimension 0.
+kda_tensor part(kda_tensor t, int64_t i, int64_t of);
 
 }  // namespace kda::bench

@@ -78,6 +78,8 @@ class Program(unittest.TestCase):
         self.refused("check", "--vectors", self.folder, message="--vectors: wanted a folder of vector files")
         self.refused("check", "--vectors", self.folder / "none", message="none: cannot be listed")
         self.refused("bench", "copy", "--rows", 2**63 - 1, message="--rows: wanted an integer in 1..1073741824")
+        self.refused("bench", "--device", "tpu", message="--device: ")
+        self.refused("bench", "--device", "cuda", "metadata", message="cuda")
         self.refused("bench", "--rounds", "0", message='--rounds: wanted an integer in 1..2147483647, got "0"')
         self.refused("replay", self.trace, "--spec", "16", message="--spec: wanted an integer in 0..15, got 16")
         self.refused("replay", self.trace, "--model", "kimi", message="--model: wanted one of")

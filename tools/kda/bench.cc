@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bench/workload.h"
+#include "bench_device.h"
 #include "json_output.h"
 #include "problem.h"
 #include "values.h"
@@ -23,17 +24,20 @@ using bench::Workload;
 
 struct Options {
   std::vector<std::string> what;
-  std::string backend = "auto";
+  std::string backend = "auto", device = "cpu";
   int threads = 0;
   bench::RoundOptions rounds;
   std::optional<int64_t> heads, tokens, sequences, rows, key_dim, value_dim, width;
   kda_dtype io = KDA_DTYPE_NONE, state = KDA_DTYPE_NONE;
   kda_gate_family gate = KDA_GATE_SOFTPLUS;
-  bool ds = false, columns = false, dense = false, batch_invariant = false;
+  bool ds = false, columns = false, dense = false, batch_invariant = false, int64 = false, flags = false;
   JsonOutput json;
+  const CLI::App* verb = nullptr;
 };
 
-const char* const kNames[] = {"cpu", "prefill", "decode", "decode_step", "copy", "metadata", "conv", "gated_norm"};
+// "cpu" is what the CPU is judged by: prefill and decode.
+const char* const kNames[] = {"cpu",  "all",      "prefill", "decode",    "decode_step",
+                              "copy", "metadata", "conv",    "gated_norm"};
 
 template <class T>
 void set(T& value, const std::optional<int64_t>& option) {
@@ -53,6 +57,7 @@ Workload make_workload(const Item& item, const Options& o, const bench::Setting&
   const std::string& name = item.name;
   if (name == "prefill") {
     bench::PrefillShape s;
+    if (setting.on_device()) s.heads = 32, s.tokens = 8192, s.io = KDA_BF16;
     if (item.heads > 0) s.heads = item.heads, s.tokens = item.tokens;
     set(s.heads, o.heads), set(s.tokens, o.tokens), set(s.sequences, o.sequences);
     set(s.key_dim, o.key_dim), set(s.value_dim, o.value_dim), set(s.io, o.io);
@@ -71,6 +76,8 @@ Workload make_workload(const Item& item, const Options& o, const bench::Setting&
     bench::CopyShape s;
     set(s.rows, o.rows), set(s.heads, o.heads), set(s.state, o.state);
     s.gapped = !o.dense;
+    s.flags = o.flags;
+    s.index = o.int64 ? KDA_INT64 : KDA_INT32;
     return bench::copy(setting, s);
   }
   if (name == "metadata") {
@@ -174,11 +181,15 @@ Json to_json(const Done& d, int threads) {
   return j;
 }
 
-// `cpu`: prefill at few and many heads, short and long, unless the options name a shape; and decode.
+// `cpu`: prefill at few and many heads, short and long, unless the options name a shape; and decode. `all`: every
+// one.
 std::vector<Item> chosen(const Options& o) {
   std::vector<Item> list;
-  for (const std::string& name : o.what.empty() ? std::vector<std::string>{"cpu"} : o.what) {
-    if (name != "cpu") {
+  const char* const usual = o.device == "cpu" ? "cpu" : "all";
+  for (const std::string& name : o.what.empty() ? std::vector<std::string>{usual} : o.what) {
+    if (name == "all") {
+      for (auto* each = std::begin(kNames) + 2; each != std::end(kNames); ++each) list.push_back({*each});
+    } else if (name != "cpu") {
       list.push_back({name});
     } else if (o.heads || o.tokens) {
       list.insert(list.end(), {{"prefill"}, {"decode"}});
@@ -191,8 +202,16 @@ std::vector<Item> chosen(const Options& o) {
   return list;
 }
 
-int run(Options& o) {
-  o.json.check();
+// Every option that says what is measured; the rest of the document is what came of it.
+Json head(const Options& o) {
+  return {{"schema_version", 1},
+          {"build", build_json()},
+          {"options", o.verb->config_to_str()},
+          {"seed", o.rounds.seed},
+          {"rounds", o.rounds.rounds}};
+}
+
+int run_on_cpu(const Options& o) {
   double load = 0;
   (void)getloadavg(&load, 1);
   const Context context(static_cast<int32_t>(o.threads));
@@ -203,11 +222,12 @@ int run(Options& o) {
     fmt::print("libkda {} (sources {}), instruction set {}, {} threads, seed {}, load average {:.2f}\n",
                kda_version_string(), kda_source_hash(), context.isa(), threads, o.rounds.seed, load);
   }
-  Json json = {{"schema_version", 1},     {"build", build_json()},
-               {"isa", context.isa()},    {"threads", threads},
-               {"seed", o.rounds.seed},   {"rounds", o.rounds.rounds},
-               {"load_average", load},    {"clock", o.rounds.cpu_time ? "process CPU time" : "wall"},
-               {"benches", Json::array()}};
+  Json json = head(o);
+  json["isa"] = context.isa();
+  json["threads"] = threads;
+  json["load_average"] = load;
+  json["clock"] = o.rounds.cpu_time ? "process CPU time" : "wall";
+  json["benches"] = Json::array();
   for (const Item& item : chosen(o)) {
     Done d{make_workload(item, o, setting), {}};
     d.rounds = bench::run_rounds(d.workload.variants, o.rounds);
@@ -216,6 +236,38 @@ int run(Options& o) {
   }
   o.json.write(json);
   return kDone;
+}
+
+int run_on_device(const Options& o) {
+  if (o.rounds.cpu_time) throw UsageError("--cpu-time: wanted with --device cpu");
+  auto options = make<kda_context_options>();
+  options.device = {KDA_CUDA, 0};
+  const Context context(options);
+  const bench::Setting setting{context, bench::Workers(context), o.backend, options.device};
+  const bool text = !o.json.to_stdout();
+  if (text) {
+    fmt::print("libkda {} (sources {}), {}, seed {}\n", kda_version_string(), kda_source_hash(),
+               device_text(options.device), o.rounds.seed);
+  }
+  Json json = head(o);
+  json["device"] = device_text(options.device);
+  json["benches"] = Json::array();
+  const std::vector<bench::Variant> rates = bench::copy_rate_variants(setting);
+  for (const Item& item : chosen(o)) {
+    const Workload workload = make_workload(item, o, setting);
+    std::vector<bench::Variant> variants = workload.variants;
+    variants.insert(variants.end(), rates.begin(), rates.end());
+    const bench::DeviceRounds rounds = bench::run_device_rounds(context.get(), variants, o.rounds);
+    if (text) print_device(workload, rounds);
+    json["benches"].push_back(device_json(workload, rounds));
+  }
+  o.json.write(json);
+  return kDone;
+}
+
+int run(const Options& o) {
+  o.json.check();
+  return o.device == "cpu" ? run_on_cpu(o) : run_on_device(o);
 }
 
 void add_shape_options(CLI::App& verb, Options& o) {
@@ -233,6 +285,8 @@ void add_shape_options(CLI::App& verb, Options& o) {
   verb.add_flag("--ds", o.ds, "conv: column-fastest windows");
   verb.add_flag("--columns", o.columns, "conv: one token a row");
   verb.add_flag("--dense", o.dense, "copy: rows side by side instead of in larger pages");
+  verb.add_flag("--int64", o.int64, "copy: indices of 64 bits");
+  verb.add_flag("--flags", o.flags, "copy: gather with has_initial_state");
   verb.add_flag("--batch-invariant", o.batch_invariant, "prefill: bits that depend on nothing but the sequence");
 }
 
@@ -240,13 +294,18 @@ void add_shape_options(CLI::App& verb, Options& o) {
 
 std::function<int()> add_bench(CLI::App& app) {
   CLI::App* const verb = app.add_subcommand(
-      "bench", "Measure operators beside the machine's own sgemm, copy and scale rates, in paired rounds");
+      "bench",
+      "Measure operators in paired, shuffled rounds beside what the machine itself can do: sgemm, copy and scale "
+      "rates of "
+      "the CPU; on a device its copy rate, in graphs, between events, until a call returns and until it is done");
   auto o = std::make_shared<Options>();
+  o->verb = verb;
   verb->add_option("what", o->what,
-                   "cpu (prefill and decode, the default), prefill, decode, decode_step, copy, "
-                   "metadata, conv, gated_norm")
+                   "cpu (prefill and decode; the default there), all (the default on a device), prefill, decode, "
+                   "decode_step, copy, metadata, conv, gated_norm")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(kNames), std::end(kNames))));
   verb->add_option("--backend", o->backend, "auto, portable, fused or reference");
+  verb->add_option("--device", o->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
   verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(whole(0, kMostThreads));
   verb->add_option("--rounds", o->rounds.rounds, "Rounds that are kept (default 15)")->check(whole(1, INT32_MAX));
   verb->add_option("--seed", o->rounds.seed, "Seed of the order within the rounds (default 1)");
