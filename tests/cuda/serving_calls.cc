@@ -137,6 +137,17 @@ cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const v
   return error;
 }
 
+cudaError_t __real_cudaLaunchKernel(const void* f, dim3 grid, dim3 block, void** arguments, size_t shared,
+                                    cudaStream_t stream);
+cudaError_t __wrap_cudaLaunchKernel(const void* f, dim3 grid, dim3 block, void** arguments, size_t shared,
+                                    cudaStream_t stream) {
+  if (armed.load(std::memory_order_relaxed) > 0) launches.fetch_add(1);
+  ++inside_launch;
+  const cudaError_t error = __real_cudaLaunchKernel(f, grid, block, arguments, shared, stream);
+  --inside_launch;
+  return error;
+}
+
 }  // extern "C"
 
 // Not inlined: the compiler would take the two halves for a mismatch.

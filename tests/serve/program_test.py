@@ -87,7 +87,7 @@ class Program(unittest.TestCase):
         self.refused("replay", self.trace, "--prefix-cache", "maybe", message="--prefix-cache: wanted on or off")
         self.refused("replay", self.trace, "--device", "cuda", message="cuda")
         self.refused("replay", self.trace, "--prefill-backend", "Triton", message='got "Triton"')
-        self.refused("replay", self.trace, "--prefill-backend", "fused", message="not_built")
+        self.refused("replay", self.trace, "--prefill-backend", "fused", message="the named backend was refused")
         self.refused("replay", self.trace, "--io", "fp8", message="--io: wanted fp32, bf16 or fp16")
 
     def test_more_than_there_is_memory_for(self):

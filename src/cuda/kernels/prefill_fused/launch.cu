@@ -28,6 +28,10 @@ Kernel find_kernel(Gate gate, Real gate_type, float lower_bound) {
 }  // namespace
 
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound) {
+  // Asking for a kernel's attributes loads it: a run that cuts sequences launches both.
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_segments_kernel));
+  if (error != cudaSuccess) return error;
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(find_kernel(gate, gate_type, lower_bound)),
                               cudaFuncAttributeMaxDynamicSharedMemorySize, Shared::kBytes);
 }
