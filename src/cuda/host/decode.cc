@@ -3,6 +3,7 @@
 #include "base/tensor.h"
 #include "cuda/host/candidate.h"
 #include "cuda/host/candidates.h"
+#include "cuda/host/decode_lean.h"
 #include "cuda/host/gates.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/recurrence.h"
@@ -24,8 +25,9 @@ class DecodeKernel final : public Kernel<Decode> {
     const Dtype pool = to_dtype(desc_.attention.state_dtype);
     masked_ = decode_kernel_info(pool, masked_shape(desc_.attention), flow);
     tuned_ = exact_ ? decode_kernel_info(pool, Shape::kExact128, flow) : masked_;
+    lean_ = exact_ ? lean_kernel_info(pool, flow, desc_.width > 1) : masked_;
     counts_ = set_counts_kernel_info();
-    for (const KernelInfo* k : {&masked_, &tuned_}) {
+    for (const KernelInfo* k : {&masked_, &tuned_, &lean_}) {
       KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name, shared_bytes(*k)));
     }
     return prepare_kernel(counts_.function, counts_.name);
@@ -37,6 +39,23 @@ class DecodeKernel final : public Kernel<Decode> {
     p.q = to_token(args.q, 3);
     p.k = to_token(args.k, 3);
     p.v = to_token(args.v, 3);
+    const DeviceGuard guard(device_);
+    KDA_RETURN_IF_ERROR(guard.status());
+    KDA_RETURN_IF_ERROR(run_states(p, stream));
+    if (!records()) return {};
+    return launch(counts_, {(p.sequences.count + counts_.threads - 1) / counts_.threads}, p, stream);
+  }
+
+ private:
+  bool records() const { return desc_.mode == KDA_DECODE_RECORDS; }
+
+  Status run_states(DecodeParams& p, void* stream) const {
+    const auto element = static_cast<int64_t>(dtype_size(desc_.attention.state_dtype));
+    if (exact_ && records()) {
+      if (auto call = lean_record_call(p, element)) return run_lean(*call, call->call, stream);
+    } else if (exact_) {
+      if (auto call = lean_call(p, element)) return run_lean(*call, *call, stream);
+    }
     // The tuned kernels prepare all tokens of a row at once: longer rows (store = final) run in the masked one.
     const bool short_rows = records() || desc_.store == KDA_STORE_PER_TOKEN || p.sequences.tokens <= KDA_MAX_VERIFY;
     const KernelInfo& kernel = p.vectors && short_rows ? tuned_ : masked_;
@@ -56,15 +75,20 @@ class DecodeKernel final : public Kernel<Decode> {
     shape.cluster = records() ? p.split.slices : 1;
     p.split.clustered = shape.cluster > 1;
     shape.shared_bytes = shared_bytes(kernel);
-    const DeviceGuard guard(device_);
-    KDA_RETURN_IF_ERROR(guard.status());
-    KDA_RETURN_IF_ERROR(launch(kernel, shape, p, stream));
-    if (!records()) return {};
-    return launch(counts_, {(p.sequences.count + counts_.threads - 1) / counts_.threads}, p, stream);
+    return launch(kernel, shape, p, stream);
   }
 
- private:
-  bool records() const { return desc_.mode == KDA_DECODE_RECORDS; }
+  // `call` is, or is a part of, `params`.
+  template <class Params>
+  Status run_lean(Params& params, LeanParams& call, void* stream) const {
+    LaunchShape shape;
+    shape.x = desc_.attention.num_value_heads * (128 / (lean_.warp_rows * lean_.threads / 32));
+    shape.rest = call.sequences;
+    shape.shared_bytes = shared_bytes(lean_);
+    call.wave = blocks_at_once(lean_, shape.shared_bytes) * multiprocessors_;
+    return launch(lean_, shape, params, stream);
+  }
+
   // Tokens that a block prepares at once, and has shared memory for.
   int32_t tokens(const KernelInfo& kernel) const {
     if (records()) return desc_.fold ? 2 * desc_.width : desc_.width;
@@ -79,7 +103,7 @@ class DecodeKernel final : public Kernel<Decode> {
   kda_decode_desc desc_;
   int32_t device_, multiprocessors_;
   bool exact_;
-  KernelInfo tuned_, masked_, counts_;
+  KernelInfo lean_, tuned_, masked_, counts_;
 };
 
 class CommitKernel final : public Kernel<Commit> {

@@ -35,10 +35,33 @@ __device__ __forceinline__ float round_element(float x, Dtype dtype) {
   return x;
 }
 
+// 1 / x correctly rounded for x in [1, 2], and NaN for NaN: without the branch of a division that serves any operand,
+// so that the chains of several run side by side.
+__device__ __forceinline__ float reciprocal_of_1_to_2(float x) {
+  const float r = ptx::reciprocal_approx(x);
+  return __fmaf_rn(r, __fmaf_rn(-x, r, 1.0f), r);
+}
+
+// 1 / sqrt(x) correctly rounded, for x that is positive and normal, infinite or NaN: __frsqrt_rn() without its
+// branch.
+__device__ __forceinline__ float inverse_root(float x) {
+#ifdef __CUDA_ARCH__
+  const unsigned bits = __float_as_uint(x), m = (bits & 0x00ffffffu) | 0x3f000000u;  // x * 4^n in [0.5, 2)
+  const float f = __uint_as_float(m), y = ptx::rsqrt_approx(f);
+  const float square = __fmul_rn(y, y), low = __fmaf_rn(y, y, -square);
+  const float rest = __fmaf_rn(-f, low, __fmaf_rn(-f, square, 1.0f));
+  const float root = __fmaf_rn(__fmaf_rn(rest, 0.375f, 0.5f), __fmul_rn(y, rest), y);
+  const float scaled = __int_as_float(__float_as_int(root) + (static_cast<int>(m - bits) >> 1));
+  return bits < 0x7f800000u ? scaled : bits == 0x7f800000u ? 0.0f : x;
+#else
+  return __frsqrt_rn(x);
+#endif
+}
+
 // Logistic function to about 2e-7 relative, both signs: no difference of near-equal numbers, no overflow.
 __device__ __forceinline__ float sigmoid_exact(float x) {
   const float e = expf(-fabsf(x));
-  const float r = __fdiv_rn(1.0f, __fadd_rn(1.0f, e));
+  const float r = reciprocal_of_1_to_2(__fadd_rn(1.0f, e));
   return x >= 0.0f ? r : __fmul_rn(e, r);
 }
 

@@ -52,6 +52,12 @@ KernelInfo decode_kernel_info(Dtype pool, Shape shape, Flow flow) {
   return decode_kernel_fp32(shape, flow);
 }
 
+KernelInfo lean_kernel_info(Dtype pool, Flow flow, bool many) {
+  if (pool == Dtype::kBf16) return lean_kernel_bf16(flow, many);
+  if (pool == Dtype::kFp16) return lean_kernel_fp16(flow, many);
+  return lean_kernel_fp32(flow, many);
+}
+
 KernelInfo set_counts_kernel_info() {
   return {reinterpret_cast<const void*>(set_counts_kernel), "set_counts_kernel", 128};
 }

@@ -9,6 +9,7 @@ namespace kda::cuda {
 enum class Flow : int32_t { kColumns, kRecords, kCommit };
 
 KernelInfo decode_kernel_info(Dtype pool, Shape shape, Flow flow);
+KernelInfo lean_kernel_info(Dtype pool, Flow flow, bool many);  // of the common call; `many`: rows of several tokens
 KernelInfo set_counts_kernel_info();  // DecodeParams: after verify_record, one thread a sequence
 KernelInfo end_commit_kernel_info();  // CommitParams: after commit, one block a sequence
 
@@ -16,5 +17,8 @@ KernelInfo end_commit_kernel_info();  // CommitParams: after commit, one block a
 KernelInfo decode_kernel_fp32(Shape shape, Flow flow);
 KernelInfo decode_kernel_bf16(Shape shape, Flow flow);
 KernelInfo decode_kernel_fp16(Shape shape, Flow flow);
+KernelInfo lean_kernel_fp32(Flow flow, bool many);
+KernelInfo lean_kernel_bf16(Flow flow, bool many);
+KernelInfo lean_kernel_fp16(Flow flow, bool many);
 
 }  // namespace kda::cuda

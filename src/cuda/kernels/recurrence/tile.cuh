@@ -45,8 +45,9 @@ __device__ __forceinline__ unsigned round_pair(float low, float high, __half) {
   return *reinterpret_cast<const unsigned*>(&pair);
 }
 
-// kSlots: rows that one lane has a part of; 4 or 8. The sums do not depend on it.
-template <class Pool_, Shape kShape_, int kSlots_ = kShape_ == Shape::kMasked256 ? 4 : 8>
+// kSlots: rows that one lane has a part of; 1, 2, 4 or 8. The sums do not depend on it.
+// kStream: exact rows are marked to leave the L2 first.
+template <class Pool_, Shape kShape_, int kSlots_ = kShape_ == Shape::kMasked256 ? 4 : 8, bool kStream = true>
 struct StateTile {
   using Pool = Pool_;
   static constexpr Shape kShape = kShape_;
@@ -83,7 +84,7 @@ struct StateTile {
 #pragma unroll
       for (int slot = kFrom; slot < kTo; ++slot) {
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) raw.piece[slot][i] = load_stream(p + slot * 2 * kKeys + i * kPieceStride);
+        for (int i = 0; i < kPieces; ++i) raw.piece[slot][i] = load_exact(p + slot * 2 * kKeys + i * kPieceStride);
       }
     } else {
 #pragma unroll
@@ -170,7 +171,7 @@ struct StateTile {
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) store_stream(p + slot * 2 * kKeys + i * kPieceStride, rounded(slot, i));
+        for (int i = 0; i < kPieces; ++i) store_exact(p + slot * 2 * kKeys + i * kPieceStride, rounded(slot, i));
       }
     } else {
 #pragma unroll
@@ -220,6 +221,10 @@ struct StateTile {
   __device__ __forceinline__ void decay(const float* s_decay) {
     float d[kElements];
     gather(d, s_decay);
+    decay_lanes(d);
+  }
+  // `d`: this lane's part, as gather() gives it.
+  __device__ __forceinline__ void decay_lanes(const float (&d)[kElements]) {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
 #pragma unroll
@@ -247,10 +252,27 @@ struct StateTile {
     float k[kElements], q[kElements];
     gather(k, s_k);
     gather(q, s_q);
+    return token_lanes(k, q, dot_lanes(k, q), beta, v, scale);
+  }
+
+  // `kq`: k.q, known already.
+  __device__ __forceinline__ Result token(const float* s_k, const float* s_q, float kq, float beta, float v,
+                                          float scale) {
+    float k[kElements], q[kElements];
+    gather(k, s_k);
+    gather(q, s_q);
+    return token_lanes(k, q, kq, beta, v, scale);
+  }
+
+  // k.q of the lanes' parts, and E-7 with those.
+  static __device__ __forceinline__ float dot_lanes(const float (&k)[kElements], const float (&q)[kElements]) {
     float kq = __fmul_rn(k[0], q[0]);
 #pragma unroll
     for (int e = 1; e < kElements; ++e) kq = __fmaf_rn(k[e], q[e], kq);
-    kq = lane_sum<16>(kq);
+    return lane_sum<16>(kq);
+  }
+  __device__ __forceinline__ Result token_lanes(const float (&k)[kElements], const float (&q)[kElements], float kq,
+                                                float beta, float v, float scale) {
     float sum[kSlots];  // of the slots: S.k in a half's lower eight lanes, S.q in the upper
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -315,6 +337,14 @@ struct StateTile {
       }
     }
     return x[0];
+  }
+
+  static __device__ __forceinline__ uint4 load_exact(const Pool* p) {
+    return kStream ? load_stream(p) : *reinterpret_cast<const uint4*>(p);
+  }
+  static __device__ __forceinline__ void store_exact(Pool* p, uint4 bits) {
+    if constexpr (kStream) store_stream(p, bits);
+    else *reinterpret_cast<uint4*>(p) = bits;
   }
 
   static __device__ __forceinline__ uint4 load_masked(const Pool* row, int piece, bool exists, const HeadState& h) {

@@ -156,7 +156,7 @@ __device__ __forceinline__ void finish_normalised(const float (&x)[kLanes], bool
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) sum = __fmaf_rn(x[i], x[i], sum);
   sum = lane_sum<32>(sum);
-  const float r = normalise ? __frsqrt_rn(__fadd_rn(sum, 1e-6f)) : 1.0f;
+  const float r = normalise ? inverse_root(__fadd_rn(sum, 1e-6f)) : 1.0f;
   float y[kLanes];
 #pragma unroll
   for (int i = 0; i < kLanes; ++i) y[i] = __fmul_rn(x[i], r);
