@@ -54,6 +54,9 @@ HWY_INLINE void store_block(const float* work, int64_t kp, int64_t K, int rows, 
 // order: 8 KiB of fp32 state. Measured on Zen 5: other distances, requests spread over the sums and rows taken one
 // after another are all slower; asking for the rows that verify stores to saves a quarter at four tokens.
 constexpr int64_t kPrefetchRows = 16;
+// Bytes ahead at which one line of a page is asked for: with pages of 4 KiB the walk to the next one takes longer than
+// the rows above give it (Zen 5, one thread, 64 MiB of states: 0.76 of the in-place scale rate without, 0.95 with).
+constexpr int64_t kPageAhead = 32768;
 
 HWY_INLINE void prefetch(const void* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(static_cast<const char*>(p) + i);
@@ -62,6 +65,7 @@ HWY_INLINE void prefetch(const void* p, int64_t bytes) {
 HWY_INLINE void prefetch_state(const void* rows, const kda_attention_spec& a, int64_t count, int64_t size) {
   const int64_t bytes = a.key_dim * size;
   prefetch(static_cast<const char*>(rows) + kPrefetchRows * bytes, count * bytes);
+  hwy::Prefetch(static_cast<const char*>(rows) + kPageAhead);
 }
 
 // From pool to pool: each token reads the rows that the one before it stored. With 16-bit states for one token only,
