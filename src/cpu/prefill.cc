@@ -13,13 +13,18 @@
 namespace kda::cpu {
 namespace {
 
+// States of the heads of one task: a part of the second-level cache, beside the rows that pass through it.
+constexpr int64_t kGroupBytes = 256 << 10;
+
 class PrefillKernel final : public Kernel<Prefill> {
  public:
   PrefillKernel(const kda_prefill_desc& desc, const Context& context, WorkspaceBook& book)
       : desc_(desc), context_(context), functions_(prefill_functions(context_isa(context.isa))) {
+    const kda_attention_spec& a = desc.attention;
     const int64_t workers = context.parallel.num_threads;
-    worker_bytes_ =
-        round_up(functions_.scratch_bytes(desc.attention.key_dim, desc.attention.value_dim), KDA_WORKSPACE_ALIGNMENT);
+    const int64_t state = a.key_dim * a.value_dim * static_cast<int64_t>(sizeof(float));
+    most_heads_ = std::clamp<int64_t>(kGroupBytes / state, 1, std::min(kMaxHeadGroup, a.num_value_heads));
+    worker_bytes_ = round_up(functions_.scratch_bytes(a.key_dim, a.value_dim, most_heads_), KDA_WORKSPACE_ALIGNMENT);
     scratch_ = book.book("scratch", KDA_INT8, {workers, worker_bytes_});
     order_ = book.book("order", KDA_INT64, {desc.max_sequences, 2});
     busy_ = book.book("busy", KDA_FP64, {workers});
@@ -30,40 +35,59 @@ class PrefillKernel final : public Kernel<Prefill> {
     auto* const order = workspace.get<SequenceOrder>(order_);
     order_sequences(table, order);
     const kda_attention_spec& a = desc_.attention;
+    const int64_t workers = context_.parallel.num_threads;
     const int64_t panels = ceil_div(a.value_dim, functions_.panel_columns);
-    const int64_t blocks = column_blocks(order, table.active(), a.num_value_heads, panels,
-                                         context_.parallel.num_threads, workspace.get<double>(busy_));
+    const int64_t blocks =
+        column_blocks(order, table.active(), a.num_value_heads, panels, workers, workspace.get<double>(busy_));
     const int64_t columns = ceil_div(panels, blocks) * functions_.panel_columns;
-    const int64_t tasks_per_sequence = a.num_value_heads * blocks;
+    // Heads in one task, as many as leave every worker two tasks.
+    const int64_t heads =
+        blocks > 1 ? 1 : std::clamp<int64_t>(table.active() * a.num_value_heads / (2 * workers), 1, most_heads_);
+    const int64_t groups = ceil_div(a.num_value_heads, heads);
+    const int64_t tasks_per_sequence = groups * blocks;
     char* const scratch = workspace.get<char>(scratch_);
     context_.parallel.for_each(table.active() * tasks_per_sequence, [&](int64_t task, int32_t worker) {
       const int64_t n = order[task / tasks_per_sequence].sequence;
       const int64_t within = task % tasks_per_sequence;
       const int64_t first = within % blocks * columns;
       if (first >= a.value_dim) return;
-      run_block(args, table.span(n), n, within / blocks, first, std::min(first + columns, a.value_dim),
-                scratch + worker * worker_bytes_);
+      const int64_t hv = within / blocks * heads;
+      run_block(args, table.span(n), n, {hv, std::min(hv + heads, a.num_value_heads)},
+                {first, std::min(first + columns, a.value_dim)}, scratch + worker * worker_bytes_);
     });
     return {};
   }
 
  private:
-  // Value columns [first, last) of value head hv of sequence n.
-  void run_block(const kda_prefill_args& args, const TokenSpan& span, int64_t n, int64_t hv, int64_t first,
-                 int64_t last, void* scratch) const {
+  struct Range {
+    int64_t begin, end;
+  };
+
+  // Some value columns of some value heads of sequence n.
+  void run_block(const kda_prefill_args& args, const TokenSpan& span, int64_t n, Range heads, Range columns,
+                 void* scratch) const {
     const SlotRule rule{desc_.initial_state, desc_.null_slot};
     const StateRow row = state_row(rule, args.state, args.slots, args.write_slots, args.has_initial_state, n);
-    if (!row.active) return zero_rows(args, span, hv, first, last);
-    HeadTask task;
-    if (!row.fresh) task.initial = state_of(args.state, row.read_slot, hv);
-    task.final = final_state(args, row, n, hv);
-    if (span.length == 0) return keep_state(task.initial, task.final, first, last);  // P-11
-    fill_inputs(desc_.attention, args, span, hv, task);
-    task.column_begin = first;
-    task.column_end = last;
-    fill_outputs(args, span, hv, task);
-    if (present(args.checkpoint_offsets)) task.checkpoints = checkpoints(args, n, hv);
-    functions_.run_head(task, scratch);
+    HeadTask tasks[kMaxHeadGroup];
+    for (int64_t hv = heads.begin; hv < heads.end; ++hv) {
+      if (!row.active) {
+        zero_rows(args, span, hv, columns.begin, columns.end);
+        continue;
+      }
+      HeadTask& task = tasks[hv - heads.begin];
+      if (!row.fresh) task.initial = state_of(args.state, row.read_slot, hv);
+      task.final = final_state(args, row, n, hv);
+      if (span.length == 0) {  // P-11
+        keep_state(task.initial, task.final, columns.begin, columns.end);
+        continue;
+      }
+      fill_inputs(desc_.attention, args, span, hv, task);
+      task.column_begin = columns.begin;
+      task.column_end = columns.end;
+      fill_outputs(args, span, hv, task);
+      if (present(args.checkpoint_offsets)) task.checkpoints = checkpoints(args, n, hv);
+    }
+    if (row.active && span.length > 0) functions_.run_heads(tasks, heads.end - heads.begin, scratch);
   }
 
   StateRef state_of(const kda_tensor& states, int64_t slot, int64_t hv) const {
@@ -152,6 +176,7 @@ class PrefillKernel final : public Kernel<Prefill> {
   const kda_prefill_desc desc_;
   const Context& context_;
   const PrefillFunctions& functions_;
+  int64_t most_heads_ = 1;
   int64_t worker_bytes_ = 0;
   WorkspaceBook::Id scratch_, order_, busy_;
 };

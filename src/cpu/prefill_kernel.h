@@ -52,7 +52,7 @@ struct HeadTask {
   // Value columns [column_begin, column_end) of the task; column_begin is a multiple of the panel width.
   // Columns >= value_dim are those of a segment map (S-3): v = 0, and they start from the identity.
   int64_t column_begin = 0, column_end = 0;
-  TokenRows q, k, v, gate, beta;     // q absent: no output
+  TokenRows q, k, v, gate, beta;  // q absent: no output
   GateHead gate_head;
   const float* gate_bias = nullptr;  // [K], may be absent
   StateRef initial;                  // absent: zero (fresh)
@@ -80,11 +80,15 @@ struct MergeTask {
   float* final = nullptr;  // [V, K], absent: not wanted
 };
 
+// Most heads of one sequence that are run together.
+constexpr int64_t kMaxHeadGroup = 4;
+
 struct PrefillFunctions {
   // Value columns that a task's block may be divided into: blocks begin at multiples of it.
   int64_t panel_columns;
-  int64_t (*scratch_bytes)(int64_t key_dim, int64_t columns);
-  void (*run_head)(const HeadTask& task, void* scratch);
+  int64_t (*scratch_bytes)(int64_t key_dim, int64_t columns, int64_t heads);
+  // Heads of one sequence, alike in length, sizes and columns.
+  void (*run_heads)(const HeadTask* tasks, int64_t heads, void* scratch);
   int64_t (*merge_scratch_bytes)(int64_t key_dim);
   void (*merge)(const MergeTask& task, void* scratch);
 };

@@ -23,7 +23,7 @@ class SummaryKernel final : public Kernel<SegmentSummary> {
         functions_(prefill_functions(context_isa(context.isa))),
         columns_(desc.attention.value_dim + desc.attention.key_dim) {
     const int64_t workers = context.parallel.num_threads;
-    worker_bytes_ = round_up(functions_.scratch_bytes(desc.attention.key_dim, columns_), KDA_WORKSPACE_ALIGNMENT);
+    worker_bytes_ = round_up(functions_.scratch_bytes(desc.attention.key_dim, columns_, 1), KDA_WORKSPACE_ALIGNMENT);
     scratch_ = book.book("scratch", KDA_INT8, {workers, worker_bytes_});
     order_ = book.book("order", KDA_INT64, {desc.max_sequences, 2});
     busy_ = book.book("busy", KDA_FP64, {workers});
@@ -62,7 +62,7 @@ class SummaryKernel final : public Kernel<SegmentSummary> {
     auto* const summary = static_cast<float*>(args.summary.data) + n * args.summary.strides[0] +
                           hv * columns_ * desc_.attention.key_dim;
     task.final = {reinterpret_cast<char*>(summary), KDA_FP32};
-    functions_.run_head(task, scratch);
+    functions_.run_heads(&task, 1, scratch);
   }
 
   const kda_prefill_desc desc_;

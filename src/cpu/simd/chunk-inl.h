@@ -24,6 +24,7 @@
 #endif
 
 #include <cmath>
+#include <optional>
 
 #include "core/rows.h"
 #include "cpu/row_prefetcher.h"
@@ -42,7 +43,7 @@ struct Scratch {
   float* prefix;   // [kKeyStride]           running product of e^g
   float* power;    // [kKeyStride]           e^Gamma(-1,L) = power + rest
   float* rest;     // [kKeyStride]
-  float* bias;     // [kKeyStride]           dt_bias of this head
+  float* bias;     // [kKeyStride]           dt_bias of this head; one for each head
   float* raw;      // [3][kKeyStride]        one token's k, q, gate, widened
   float* columns;  // [K][kLanes]            running column factors of the scores
   float* beta;     // [kChunk]
@@ -52,11 +53,11 @@ struct Scratch {
   float* values;   // [kChunk][panels * kPanel] v of the chunk
   float* u;        // [panels][kChunk][kPanel]
   float* spare;    // [K][kPanel]            state at a virtual end
-  float* state;    // [panels][K][kPanel]
-  int64_t panels;
+  float* state;    // [panels][K][kPanel]    one for each head
+  int64_t panels, state_size;
   int64_t bytes;
 
-  Scratch(void* base, int64_t K, int64_t num_columns) {
+  Scratch(void* base, int64_t K, int64_t num_columns, int64_t heads) {
     float* at = static_cast<float*>(base);
     float* const begin = at;
     const auto take = [&at](int64_t count) {
@@ -74,7 +75,7 @@ struct Scratch {
     prefix = take(kKeyStride);
     power = take(kKeyStride);
     rest = take(kKeyStride);
-    bias = take(kKeyStride);
+    bias = take(heads * kKeyStride);
     raw = take(kLanes > 3 ? kLanes * kKeyStride : 3 * kKeyStride);  // also the rows of a panel in transposition
     columns = take(rows * kLanes);
     beta = take(kChunk);
@@ -84,8 +85,17 @@ struct Scratch {
     values = take(kChunk * panels * kPanel);
     u = take(panels * kChunk * kPanel);
     spare = take(rows * kPanel);
-    state = take(panels * rows * kPanel);
+    state_size = panels * rows * kPanel;
+    state = take(heads * state_size);
     bytes = (at - begin) * static_cast<int64_t>(sizeof(float));
+  }
+
+  // What heads do not share moved on to head h.
+  Scratch of_head(int64_t h) const {
+    Scratch s = *this;
+    s.bias += h * kKeyStride;
+    s.state += h * state_size;
+    return s;
   }
 };
 
@@ -118,39 +128,21 @@ HWY_INLINE void exp_parts(VF x, VF& power, VF& rest) {
 
 class HeadRun {
  public:
-  HeadRun(const HeadTask& task, void* scratch)
+  HeadRun(const HeadTask& task, const Scratch& scratch, RowPrefetcher& prefetcher)
       : task_(task),
-        s_(scratch, task.key_dim, task.column_end - task.column_begin),
+        s_(scratch),
         K_(task.key_dim),
         panel_size_(padded(task.key_dim) * kPanel),
         head_(task.gate_head),
-        prefetcher_(task) {}
+        prefetcher_(prefetcher) {}
 
-  void run() {
+  void begin() {
     load_bias();
     for (int64_t p = 0; p < s_.panels; ++p) load_panel(task_, column(p), s_.raw, state(p));
     next_checkpoint(0);
-    for (int64_t first = 0; first < task_.length; first += kChunk) {
-      run_chunk(first, static_cast<int>(HWY_MIN(int64_t{kChunk}, task_.length - first)));
-    }
-    if (task_.final.data != nullptr) {
-      for (int64_t p = 0; p < s_.panels; ++p) {
-        store_panel(state(p), column(p), task_.column_end, K_, task_.final, s_.raw);
-      }
-    }
   }
 
- private:
-  int64_t column(int64_t p) const { return task_.column_begin + p * kPanel; }
-  float* state(int64_t p) const { return s_.state + p * panel_size_; }
-  float* u(int64_t p) const { return s_.u + p * kChunk * kPanel; }
-
-  void load_bias() const {
-    for (int64_t k = 0; k < padded(K_); ++k) {
-      s_.bias[k] = k < K_ && task_.gate_bias != nullptr ? task_.gate_bias[k] : 0.0f;
-    }
-  }
-
+  // The n tokens from `first` on.
   void run_chunk(int64_t first, int n) {
     for (int i = 0; i < n; ++i) token_factors(first, i, n);
     load_betas(first, n);
@@ -158,7 +150,6 @@ class HeadRun {
     end_factors(n);
     scores(n);
     const int64_t end = first + n;
-    prefetcher_.start(end, HWY_MIN(end + kChunk, task_.length));
     if (checkpoint_ <= first || checkpoint_ >= end) {  // no virtual end inside
       for (int64_t p = 0; p < s_.panels; ++p) {
         solve_panel(p, first, n);
@@ -180,6 +171,24 @@ class HeadRun {
     if (checkpoint_ == end) {
       for (int64_t p = 0; p < s_.panels; ++p) store_checkpoint(p, state(p));
       next_checkpoint(end);
+    }
+  }
+
+  void finish() const {
+    if (task_.final.data == nullptr) return;
+    for (int64_t p = 0; p < s_.panels; ++p) {
+      store_panel(state(p), column(p), task_.column_end, K_, task_.final, s_.raw);
+    }
+  }
+
+ private:
+  int64_t column(int64_t p) const { return task_.column_begin + p * kPanel; }
+  float* state(int64_t p) const { return s_.state + p * panel_size_; }
+  float* u(int64_t p) const { return s_.u + p * kChunk * kPanel; }
+
+  void load_bias() const {
+    for (int64_t k = 0; k < padded(K_); ++k) {
+      s_.bias[k] = k < K_ && task_.gate_bias != nullptr ? task_.gate_bias[k] : 0.0f;
     }
   }
 
@@ -379,8 +388,29 @@ class HeadRun {
   const int64_t panel_size_;
   const GateHead head_;
   int64_t checkpoint_ = INT64_MAX;
-  RowPrefetcher prefetcher_;
+  RowPrefetcher& prefetcher_;
 };
+
+// Heads of one sequence take turns chunk by chunk: the rows of a token's heads lie side by side, so that a page and
+// what the memory system fetches beyond a row serve the next head. They share everything but bias and state. While
+// one head is worked on, the rows of the one whose turn is next are asked for: those of all heads at once take the
+// states' place in the cache.
+inline void run_group(const HeadTask* tasks, int64_t heads, void* memory) {
+  const HeadTask& task = tasks[0];
+  const Scratch scratch(memory, task.key_dim, task.column_end - task.column_begin, heads);
+  RowPrefetcher prefetcher(task);
+  std::optional<HeadRun> runs[kMaxHeadGroup];
+  for (int64_t h = 0; h < heads; ++h) runs[h].emplace(tasks[h], scratch.of_head(h), prefetcher).begin();
+  for (int64_t first = 0; first < task.length; first += kChunk) {
+    const int64_t n = HWY_MIN(int64_t{kChunk}, task.length - first);
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t next = h + 1 < heads ? first : first + n;  // whose turn is next
+      prefetcher.start(tasks[h + 1 < heads ? h + 1 : 0], next, HWY_MIN(next + kChunk, task.length));
+      runs[h]->run_chunk(first, static_cast<int>(n));
+    }
+  }
+  for (int64_t h = 0; h < heads; ++h) runs[h]->finish();
+}
 
 }  // namespace kda::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -13,11 +13,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace kda::cpu::HWY_NAMESPACE {
 
-int64_t head_scratch_bytes(int64_t key_dim, int64_t columns) { return Scratch(nullptr, key_dim, columns).bytes; }
+int64_t head_scratch_bytes(int64_t key_dim, int64_t columns, int64_t heads) {
+  return Scratch(nullptr, key_dim, columns, heads).bytes;
+}
 
-void run_head(const HeadTask& task, void* scratch) {
+void run_heads(const HeadTask* tasks, int64_t heads, void* scratch) {
   const FlushDenormals flush;
-  HeadRun(task, scratch).run();
+  run_group(tasks, heads, scratch);
 }
 
 void run_merge(const MergeTask& task, void* scratch) {
@@ -26,7 +28,7 @@ void run_merge(const MergeTask& task, void* scratch) {
 }
 
 const PrefillFunctions* prefill_table() {
-  static constexpr PrefillFunctions table{kPanel, head_scratch_bytes, run_head, merge_scratch_bytes, run_merge};
+  static constexpr PrefillFunctions table{kPanel, head_scratch_bytes, run_heads, merge_scratch_bytes, run_merge};
   return &table;
 }
 
