@@ -25,7 +25,7 @@ void finish(Workload& w, const Setting& setting, const std::shared_ptr<Memory>& 
     const std::vector<Args>& all = (*m).*args;
     m->plan.run(all[static_cast<size_t>(i) % all.size()], m->workspace, stream);
   };
-  w.variants.push_back({w.name, call, bytes, Unit::kByte, w.backend + " " + w.isa, 0, bytes});
+  w.variants.push_back({w.name, call, bytes, Unit::kByte, w.backend + " " + w.isa, bytes});
   if (setting.on_device()) return;
   w.variants.push_back(copy_variant(setting.workers, static_cast<size_t>(bytes / 2)));
   w.ratios.push_back({w.name + " / memcpy", w.name, {"memcpy"}});

@@ -139,7 +139,6 @@ Workload copy(const Setting& setting, const CopyShape& s) {
                    bytes,
                    Unit::kByte,
                    w.backend + " " + w.isa,
-                   0,
                    bytes};
   };
   const auto baseline = [&](const char* label, bool scatter) {
@@ -150,7 +149,6 @@ Workload copy(const Setting& setting, const CopyShape& s) {
                    bytes,
                    Unit::kByte,
                    "memcpy per row",
-                   0,
                    bytes};
   };
   w.variants = {operation("gather", false), operation("gather again", false), baseline("gather by loop", false),
@@ -161,7 +159,7 @@ Workload copy(const Setting& setting, const CopyShape& s) {
       check(kda_memory_copy(m->arena.context(), m->packed_of(i + 1).data, m->packed_of(i).data,
                             static_cast<size_t>(m->packed[0].shape[0] * m->row_bytes), stream));
     };
-    w.variants.push_back({"memcpy", dense, bytes, Unit::kByte, "", 0, bytes});
+    w.variants.push_back({"memcpy", dense, bytes, Unit::kByte, "", bytes});
   } else {
     w.variants.push_back(copy_variant(workers, static_cast<size_t>(bytes / 2)));
   }

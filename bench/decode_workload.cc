@@ -130,7 +130,7 @@ Workload decode(const Setting& setting, const DecodeShape& s) {
   const auto states = static_cast<size_t>(s.sequences * s.heads * s.value_dim * s.key_dim * (1 + s.width) / 2) *
                       kda_dtype_size(s.state);
   w.variants.push_back({w.name, std::move(call), 2.0 * static_cast<double>(states), Unit::kByte,
-                        m->plan.backend() + " " + m->plan.isa(), 0, floor_of(s)});
+                        m->plan.backend() + " " + m->plan.isa(), floor_of(s)});
   if (setting.on_device()) return w;
   w.variants.push_back(scale_variant(setting.workers, states));
   w.ratios.push_back({w.name + " / in-place scale", w.name, {"in-place scale"}});

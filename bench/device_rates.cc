@@ -36,8 +36,8 @@ std::vector<Variant> copy_rate_variants(const Setting& setting) {
     a.indices = m->indices;
     m->plan.gather(a, stream);
   };
-  return {{"copy rate: memcpy", memcpy, bytes, Unit::kByte, "", 0, bytes},
-          {"copy rate: kernel", kernel, bytes, Unit::kByte, "", 0, bytes}};
+  return {{"copy rate: memcpy", memcpy, bytes, Unit::kByte, "", bytes},
+          {"copy rate: kernel", kernel, bytes, Unit::kByte, "", bytes}};
 }
 
 }  // namespace kda::bench

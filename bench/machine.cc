@@ -49,15 +49,18 @@ class Library {
 };
 
 struct Matrices {
-  std::vector<float> a = std::vector<float>(kSize * kSize, 0.37f), b = std::vector<float>(kSize * kSize, 0.71f),
-                     c = std::vector<float>(kSize * kSize);
+  explicit Matrices(int threads) : c(static_cast<size_t>(threads), std::vector<float>(kSize * kSize)) {}
+  std::vector<float> a = std::vector<float>(kSize * kSize, 0.37f), b = std::vector<float>(kSize * kSize, 0.71f);
+  std::vector<std::vector<float>> c;  // one a thread
 };
 
-Variant product(const char* label, std::string kernel, std::function<void()> run) {
-  Variant v{label, [run = std::move(run)](int64_t, void*) { run(); }, 2.0 * kSize * kSize * kSize, Unit::kFlop,
-            std::move(kernel)};
-  v.settle = 0.05;  // both libraries' workers spin for a while, and would take cores from whoever is timed next
-  return v;
+// A product on each of the context's threads at once: no library's own workers, which would be woken in another way
+// and would spin into the time of whoever is measured next.
+Variant product(const char* label, std::string kernel, const Workers& workers,
+                const std::function<void(float* c)>& multiply, const std::shared_ptr<Matrices>& m) {
+  const double work = 2.0 * kSize * kSize * kSize * workers.size();
+  return {label, [=](int64_t, void*) { workers.run([&](int i) { multiply(m->c[static_cast<size_t>(i)].data()); }); },
+          work, Unit::kFlop, std::move(kernel) + ", a product a thread"};
 }
 
 using CblasSgemm = void(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*,
@@ -68,7 +71,8 @@ using DnnlSgemm = int(char, char, int64_t, int64_t, int64_t, float, const float*
 
 }  // namespace
 
-std::vector<Variant> sgemm_variants(int threads, const std::string& isa, std::vector<std::string>& missing) {
+std::vector<Variant> sgemm_variants(const Workers& workers, const std::string& isa,
+                                    std::vector<std::string>& missing) {
   // The environment is read when a library is loaded. A core type or cache size that somebody set would spoil the
   // comparison: the machine's own rate is meant, or with AVX2 forced its AVX2 rate.
   unsetenv("OPENBLAS_CORETYPE");
@@ -80,21 +84,21 @@ std::vector<Variant> sgemm_variants(int threads, const std::string& isa, std::ve
     setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1);
     setenv("DNNL_MAX_CPU_ISA", "AVX2", 1);  // its name before version 3
   }
-  const std::string count = std::to_string(threads);
-  setenv("OPENBLAS_NUM_THREADS", count.c_str(), 1);
-  setenv("OMP_NUM_THREADS", count.c_str(), 1);
-  const auto m = std::make_shared<Matrices>();
+  setenv("OPENBLAS_NUM_THREADS", "1", 1);
+  setenv("OMP_NUM_THREADS", "1", 1);
+  const auto m = std::make_shared<Matrices>(workers.size());
   std::vector<Variant> found;
 
   Library openblas("libopenblas.so.0");
   auto* const cblas = openblas.find<CblasSgemm>("cblas_sgemm");
   auto* const core = openblas.find<CoreName>("openblas_get_corename");
   if (cblas != nullptr && core != nullptr) {
-    found.push_back(product("sgemm OpenBLAS", core(), [=] {
+    const auto multiply = [=](float* c) {
       constexpr int kRowMajor = 101, kNoTranspose = 111;
       cblas(kRowMajor, kNoTranspose, kNoTranspose, kSize, kSize, kSize, 1, m->a.data(), kSize, m->b.data(), kSize, 0,
-            m->c.data(), kSize);
-    }));
+            c, kSize);
+    };
+    found.push_back(product("sgemm OpenBLAS", core(), workers, multiply, m));
   } else {
     missing.push_back("OpenBLAS: " + openblas.error());
   }
@@ -105,10 +109,11 @@ std::vector<Variant> sgemm_variants(int threads, const std::string& isa, std::ve
       if (std::string(name) == "libdnnl.so.2") missing.push_back("oneDNN: " + onednn.error());
       continue;
     }
-    const std::string kernel = std::string(name) + (isa == "avx2" ? ", at most AVX2" : "");
-    found.push_back(product("sgemm oneDNN", kernel, [=] {
-      (void)sgemm('N', 'N', kSize, kSize, kSize, 1, m->a.data(), kSize, m->b.data(), kSize, 0, m->c.data(), kSize);
-    }));
+    const auto multiply = [=](float* c) {
+      (void)sgemm('N', 'N', kSize, kSize, kSize, 1, m->a.data(), kSize, m->b.data(), kSize, 0, c, kSize);
+    };
+    found.push_back(
+        product("sgemm oneDNN", std::string(name) + (isa == "avx2" ? ", at most AVX2" : ""), workers, multiply, m));
     break;
   }
   return found;

@@ -25,10 +25,11 @@ class Workers {
   const Context& context_;
 };
 
-// sgemm of OpenBLAS and oneDNN with the machine's best instruction set, or AVX2 if that is the context's; each is
-// loaded at run time if it is installed: nothing here links them. What is not there is said in `missing`. Call before
-// anything else loads them: their thread counts come from the environment.
-std::vector<Variant> sgemm_variants(int threads, const std::string& isa, std::vector<std::string>& missing);
+// sgemm of OpenBLAS and oneDNN with the machine's best instruction set, or AVX2 if that is the context's: a product
+// on each of the workers. Each library is loaded at run time if it is installed: nothing here links them. What is not
+// there is said in `missing`. Call before anything else loads them: the environment keeps them from starting threads.
+std::vector<Variant> sgemm_variants(const Workers& workers, const std::string& isa,
+                                    std::vector<std::string>& missing);
 
 // Memory that was touched, on page borders.
 std::shared_ptr<std::byte> pages(size_t bytes);

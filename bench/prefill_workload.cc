@@ -74,10 +74,10 @@ Workload prefill(const Setting& setting, const PrefillShape& s) {
     m->plan.run(m->args[static_cast<size_t>(i) % m->args.size()], m->workspace, stream);
   };
   w.variants.push_back({"prefill", call, 7.0 * static_cast<double>(K * V) * rows, Unit::kFlop,
-                        m->plan.backend() + " " + m->plan.isa(), 0, tokens + states});
+                        m->plan.backend() + " " + m->plan.isa(), tokens + states});
   if (setting.on_device()) return w;
   std::vector<std::string> over;
-  for (Variant& v : sgemm_variants(setting.context.num_threads(), setting.context.isa(), w.notes)) {
+  for (Variant& v : sgemm_variants(setting.workers, setting.context.isa(), w.notes)) {
     over.push_back(v.label);
     w.variants.push_back(std::move(v));
   }

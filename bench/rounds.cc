@@ -3,11 +3,9 @@
 #include <time.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <random>
-#include <thread>
 
 namespace kda::bench {
 namespace {
@@ -86,7 +84,6 @@ Rounds run_rounds(const std::vector<Variant>& variants, const RoundOptions& opti
       const double cpu = seconds_of(CLOCK_PROCESS_CPUTIME_ID), wall = seconds_of(CLOCK_MONOTONIC);
       v.call(calls++, nullptr);
       const double wall_end = seconds_of(CLOCK_MONOTONIC), cpu_end = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
-      if (v.settle > 0) std::this_thread::sleep_for(std::chrono::duration<double>(v.settle));
       if (round >= 0) {
         result.samples.push_back({round, static_cast<int>(i), order[i], wall_end - wall, cpu_end - cpu});
       }

@@ -22,7 +22,6 @@ struct Variant {
   double work = 1;  // of one call, in `unit`
   Unit unit = Unit::kCall;
   std::string detail;      // kernel that runs, if it has a name
-  double settle = 0;       // seconds to wait after a call, until its threads have stopped spinning
   double floor_bytes = 0;  // that one call must move once (design: floors); 0: none is named
 };
 

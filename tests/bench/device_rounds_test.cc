@@ -15,7 +15,7 @@ struct Counted {
   int calls = 0;
   std::set<int64_t> numbers;
   Variant variant(const char* label) {
-    return {label, [this](int64_t i, void*) { ++calls, numbers.insert(i); }, 100, Unit::kByte, "", 0, 100};
+    return {label, [this](int64_t i, void*) { ++calls, numbers.insert(i); }, 100, Unit::kByte, "", 100};
   }
 };
 
