@@ -67,7 +67,7 @@ HWY_INLINE hn::Vec<D> load(D d, const fp16* p) {
   return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
 }
 template <class D>
-HWY_INLINE void store(D d, hn::Vec<D> v, fp16* p) {
+HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> v, fp16* p) {
   const hn::Rebind<hwy::float16_t, D> d16;
   hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
 }
