@@ -228,18 +228,19 @@ TEST_P(GraphTest, F28_AnotherKernelHoldsHalfTheChip) {
 TEST(CudaBackends, N13_TunedAndGeneralKernelsAgreeBitForBit) {
   for (const kda_dtype pool : {KDA_FP32, KDA_BF16, KDA_FP16}) {
     for (const int32_t width : {1, 4, 16}) {
-      for (const bool records : {false, true}) {
+      // Three value heads a query head: not what the lean kernels serve.
+      for (const auto& [records, heads] : {std::pair{false, 4}, {false, 6}, {true, 4}, {true, 6}}) {
         FieldInput input;
         input.lengths = {width, width > 1 ? width - 1 : 1, 0};
         input.heads = 2;
-        input.value_heads = 6;
+        input.value_heads = heads;
         input.gate_scale = 4;
         const Problem p = field_problem(input);
         std::vector<DecodeCall> calls;
         for (const char* backend : {"cuda_portable", "cuda_fused"}) {
           DecodeCall call(p, backend, width);
           call.desc.attention.state_dtype = pool;
-          call.pool = canary_pool(pool, {3 * width + 1, 6, 128, 128});
+          call.pool = canary_pool(pool, {3 * width + 1, heads, 128, 128});
           std::vector<double> table;
           for (int i = 0; i < 3 * width; ++i) table.push_back((i * 5) % (3 * width));
           if (records) {
@@ -247,8 +248,8 @@ TEST(CudaBackends, N13_TunedAndGeneralKernelsAgreeBitForBit) {
             call.desc.fold = 1;
             call.slots = Tensor::ints({2, 0, 1});
             const int64_t rows = 3 * width + 1;
-            call.u = Tensor::of(KDA_FP32, {rows, 6, width, 128}, uniform_vector(11, rows * 6 * width * 128));
-            call.kg = Tensor::of(KDA_BF16, {rows, 6, width, 256}, uniform_vector(12, rows * 6 * width * 256));
+            call.u = Tensor::of(KDA_FP32, {rows, heads, width, 128}, uniform_vector(11, rows * heads * width * 128));
+            call.kg = Tensor::of(KDA_BF16, {rows, heads, width, 256}, uniform_vector(12, rows * heads * width * 256));
             call.count = Tensor(KDA_INT32, {rows});
             call.count.fill(width);
             call.accepted = Tensor::ints({width, width / 2, 0});

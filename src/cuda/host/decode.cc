@@ -115,9 +115,10 @@ class CommitKernel final : public Kernel<Commit> {
     const Dtype pool = to_dtype(desc_.attention.state_dtype);
     masked_ = decode_kernel_info(pool, masked_shape(desc_.attention), Flow::kCommit);
     tuned_ = exact_ ? decode_kernel_info(pool, Shape::kExact128, Flow::kCommit) : masked_;
+    lean_ = exact_ ? lean_kernel_info(pool, Flow::kRecords, true) : masked_;
     end_ = end_commit_kernel_info();
-    for (const KernelInfo* k : {&masked_, &tuned_}) {
-      KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name, desc_.width * k->token_bytes));
+    for (const KernelInfo* k : {&masked_, &tuned_, &lean_}) {
+      KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name, shared_bytes(*k)));
     }
     return prepare_kernel(end_.function, end_.name);
   }
@@ -144,22 +145,38 @@ class CommitKernel final : public Kernel<Commit> {
     }
     const DeviceGuard guard(device_);
     KDA_RETURN_IF_ERROR(guard.status());
-    const KernelInfo& kernel = p.vectors ? tuned_ : masked_;
-    p.split = split_head(int64_t{p.sequences} * p.form.value_heads, p.form.values, kernel.warp_rows,
-                         kernel.threads / 32, multiprocessors_);
-    LaunchShape shape;
-    shape.x = int64_t{p.form.value_heads} * p.split.slices;
-    shape.rest = p.sequences;
-    shape.shared_bytes = desc_.width * kernel.token_bytes;
-    KDA_RETURN_IF_ERROR(launch(kernel, shape, p, stream));
+    KDA_RETURN_IF_ERROR(run_states(p, stream));
     return launch(end_, {p.sequences}, p, stream);
   }
 
  private:
+  int32_t shared_bytes(const KernelInfo& kernel) const {
+    return kernel.block_bytes + desc_.width * kernel.token_bytes;
+  }
+
+  Status run_states(CommitParams& p, void* stream) const {
+    LaunchShape shape;
+    shape.rest = p.sequences;
+    if (exact_) {
+      if (auto call = lean_commit_call(p, static_cast<int64_t>(dtype_size(desc_.attention.state_dtype)))) {
+        shape.x = p.form.value_heads;
+        shape.shared_bytes = shared_bytes(lean_);
+        call->call.wave = blocks_at_once(lean_, shape.shared_bytes) * multiprocessors_;
+        return launch(lean_, shape, *call, stream);
+      }
+    }
+    const KernelInfo& kernel = p.vectors ? tuned_ : masked_;
+    p.split = split_head(int64_t{p.sequences} * p.form.value_heads, p.form.values, kernel.warp_rows,
+                         kernel.threads / 32, multiprocessors_);
+    shape.x = int64_t{p.form.value_heads} * p.split.slices;
+    shape.shared_bytes = shared_bytes(kernel);
+    return launch(kernel, shape, p, stream);
+  }
+
   kda_commit_desc desc_;
   int32_t device_, multiprocessors_;
   bool exact_;
-  KernelInfo tuned_, masked_, end_;
+  KernelInfo lean_, tuned_, masked_, end_;
 };
 
 template <class Op, class KernelType, bool kExact>

@@ -40,6 +40,15 @@ class Fit {
   bool ok_ = true;
 };
 
+void fill_slots(const SlotRef& t, LeanParams& c, Fit& fit) {
+  fit.want(t.slots.present() && !t.slots.wide && !t.write_slots.present() && t.initial == Initial::kAll);
+  c.slots = static_cast<const int32_t*>(t.slots.data);
+  c.slots_row = fit.number(t.slots.row_stride);
+  c.slots_column = fit.number(t.slots.column_stride);
+  c.pool_slots = fit.number(t.count);
+  c.null_slot = t.null_slot >= 0 && t.null_slot <= kMost ? static_cast<int32_t>(t.null_slot) : -1;
+}
+
 void fill_rows(const DecodeParams& p, LeanParams& c, Fit& fit) {
   const SequenceRef& s = p.sequences;
   fit.want(!s.begin.present());
@@ -49,18 +58,29 @@ void fill_rows(const DecodeParams& p, LeanParams& c, Fit& fit) {
   c.cu = static_cast<const int32_t*>(s.cu.data);
   c.cu_stride = fit.number(s.cu.row_stride);
   c.active = s.num_active;
-
-  const SlotRef& t = p.rule.slots;
-  fit.want(t.slots.present() && !t.slots.wide && !t.write_slots.present() && t.initial == Initial::kAll);
-  fit.want(p.rule.records || (p.rule.per_token && t.slots.columns >= p.rule.width));
-  c.slots = static_cast<const int32_t*>(t.slots.data);
-  c.slots_row = fit.number(t.slots.row_stride);
-  c.slots_column = fit.number(t.slots.column_stride);
+  fill_slots(p.rule.slots, c, fit);
+  fit.want(p.rule.records || (p.rule.per_token && p.rule.slots.slots.columns >= p.rule.width));
   c.columns = p.rule.width;
   c.accepted = p.rule.accepted;
   c.accepted_stride = fit.number(p.rule.accepted_stride);
-  c.pool_slots = fit.number(t.count);
-  c.null_slot = t.null_slot >= 0 && t.null_slot <= kMost ? static_cast<int32_t>(t.null_slot) : -1;
+}
+
+void fill_gates(const GateRef& rule, LeanParams& c, Fit& fit) {
+  fit.want(reinterpret_cast<uintptr_t>(rule.dt_bias) % 16 == 0);
+  c.gate_rule = rule;
+}
+
+void fill_records(const RecordRef& records, int64_t gate_size, LeanRecordParams& r, Fit& fit) {
+  fit.want(records.u_vectors != 0 && records.kg_vectors != 0 && !records.record_rows.wide);
+  r.u = fit.tensor(records.u, records.u_row, records.u_head, 4);
+  r.kg = fit.tensor(records.kg, records.kg_row, records.kg_head, gate_size);
+  r.u_token_bytes = fit.bytes(records.u_token, 4);
+  r.kg_token_bytes = fit.bytes(records.kg_token, gate_size);
+  r.count = records.count;
+  r.count_stride = fit.number(records.count_stride);
+  r.record_rows = static_cast<const int32_t*>(records.record_rows.data);
+  r.record_rows_stride = fit.number(records.record_rows.row_stride);
+  r.rows = fit.number(records.rows);
 }
 
 LeanForm form_of(const DecodeParams& p) {
@@ -75,7 +95,6 @@ LeanParams fill_call(const DecodeParams& p, Fit& fit) {
   LeanParams c;
   fit.want(p.form.keys == 128 && p.form.values == 128 && p.vectors != 0);
   fit.want(p.form.io != Dtype::kFp32 && !p.out.rows.present());
-  fit.want(reinterpret_cast<uintptr_t>(p.gate_rule.dt_bias) % 16 == 0);
   const auto ratio = static_cast<uint32_t>(p.form.value_heads / p.form.heads);
   fit.want(std::has_single_bit(ratio));
   c.query_shift = std::countr_zero(ratio);
@@ -96,7 +115,7 @@ LeanParams fill_call(const DecodeParams& p, Fit& fit) {
   c.gate = fit.vectors(p.gate, samples);
   c.beta = fit.rows(p.beta, samples);
   c.out = fit.rows(p.out, samples);
-  c.gate_rule = p.gate_rule;
+  fill_gates(p.gate_rule, c, fit);
   return c;
 }
 
@@ -116,19 +135,29 @@ std::optional<LeanRecordParams> lean_record_call(const DecodeParams& p, int64_t 
   Fit fit;
   LeanRecordParams r;
   r.call = *call;
-  const RecordRef& records = p.records;
-  const int64_t gate = size_of(p.gate.dtype);
-  fit.want(records.u_vectors != 0 && records.kg_vectors != 0 && !records.record_rows.wide);
-  r.u = fit.tensor(records.u, records.u_row, records.u_head, 4);
-  r.kg = fit.tensor(records.kg, records.kg_row, records.kg_head, gate);
-  r.u_token_bytes = fit.bytes(records.u_token, 4);
-  r.kg_token_bytes = fit.bytes(records.kg_token, gate);
-  r.count = records.count;
-  r.count_stride = fit.number(records.count_stride);
-  r.record_rows = static_cast<const int32_t*>(records.record_rows.data);
-  r.record_rows_stride = fit.number(records.record_rows.row_stride);
-  r.rows = fit.number(records.rows);
+  fill_records(p.records, size_of(p.gate.dtype), r, fit);
   r.fold = p.rule.fold;
+  if (!fit.ok()) return std::nullopt;
+  return r;
+}
+
+std::optional<LeanRecordParams> lean_commit_call(const CommitParams& p, int64_t element) {
+  Fit fit;
+  LeanRecordParams r;
+  LeanParams& c = r.call;
+  fit.want(p.form.keys == 128 && p.form.values == 128 && p.vectors != 0);
+  c.qk_norm = p.form.qk_norm;
+  c.gate_dtype = p.gate_dtype;
+  fill_gates(p.gate_rule, c, fit);
+  c.sequences = p.sequences;
+  c.active = p.num_active;
+  fill_slots(p.slots, c, fit);
+  c.columns = p.width;
+  c.accepted = p.accepted;
+  c.accepted_stride = fit.number(p.accepted_stride);
+  c.pool = fit.tensor(p.pool.data, p.pool.slot_stride, 128 * 128, element);
+  fill_records(p.records, size_of(p.gate_dtype), r, fit);
+  r.fold = 1;
   if (!fit.ok()) return std::nullopt;
   return r;
 }

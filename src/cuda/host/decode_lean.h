@@ -14,5 +14,7 @@ namespace kda::cuda {
 // `element`: bytes of a state's.
 std::optional<LeanParams> lean_call(const DecodeParams& p, int64_t element);
 std::optional<LeanRecordParams> lean_record_call(const DecodeParams& p, int64_t element);
+// A commit as a verify_record of no new tokens.
+std::optional<LeanRecordParams> lean_commit_call(const CommitParams& p, int64_t element);
 
 }  // namespace kda::cuda

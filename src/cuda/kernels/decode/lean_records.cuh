@@ -1,4 +1,5 @@
-// verify_record with and without folded commit (V-10, V-10b), K = V = 128: the kernel of the common call.
+// verify_record with and without folded commit (V-10, V-10b), K = V = 128: the kernel of the common call. A commit is
+// one of no new tokens.
 //
 // Equations  E-1, E-4, E-5, E-7 per token, replay of records as V-10; recurrence/tile.cuh. The bits of kernel.cuh.
 // Grid       x = value head, y and z = sequence.
