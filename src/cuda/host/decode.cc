@@ -13,7 +13,8 @@
 namespace kda::cuda {
 namespace {
 
-constexpr int32_t kMaskedChunk = 8;  // tokens at a time of rows of any length
+constexpr int32_t kMaskedChunk = 8;                // tokens at a time of rows of any length
+constexpr int64_t kManyBytes = 200 * 1000 * 1000;  // of states: several times the L2 (measured, decode.md)
 
 class DecodeKernel final : public Kernel<Decode> {
  public:
@@ -25,9 +26,11 @@ class DecodeKernel final : public Kernel<Decode> {
     const Dtype pool = to_dtype(desc_.attention.state_dtype);
     masked_ = decode_kernel_info(pool, masked_shape(desc_.attention), flow);
     tuned_ = exact_ ? decode_kernel_info(pool, Shape::kExact128, flow) : masked_;
-    lean_ = exact_ ? lean_kernel_info(pool, flow, desc_.width > 1) : masked_;
+    const LeanCall call = records() ? LeanCall::kRecords : desc_.width > 1 ? LeanCall::kWindow : LeanCall::kToken;
+    lean_ = exact_ ? lean_kernel_info(pool, call) : masked_;
+    lean_of_many_ = exact_ && call == LeanCall::kToken ? lean_kernel_info(pool, LeanCall::kTokenOfMany) : lean_;
     counts_ = set_counts_kernel_info();
-    for (const KernelInfo* k : {&masked_, &tuned_, &lean_}) {
+    for (const KernelInfo* k : {&masked_, &tuned_, &lean_, &lean_of_many_}) {
       KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name, shared_bytes(*k)));
     }
     return prepare_kernel(counts_.function, counts_.name);
@@ -81,12 +84,17 @@ class DecodeKernel final : public Kernel<Decode> {
   // `call` is, or is a part of, `params`.
   template <class Params>
   Status run_lean(Params& params, LeanParams& call, void* stream) const {
+    const int64_t heads = int64_t{call.sequences} * desc_.attention.num_value_heads;
+    const auto element = static_cast<int64_t>(dtype_size(desc_.attention.state_dtype));
+    const KernelInfo& kernel = heads * 128 * 128 * element > kManyBytes ? lean_of_many_ : lean_;
     LaunchShape shape;
-    shape.x = desc_.attention.num_value_heads * (128 / (lean_.warp_rows * lean_.threads / 32));
+    shape.x = desc_.attention.num_value_heads * (128 / (kernel.warp_rows * kernel.threads / 32));
     shape.rest = call.sequences;
-    shape.shared_bytes = shared_bytes(lean_);
-    call.wave = blocks_at_once(lean_, shape.shared_bytes) * multiprocessors_;
-    return launch(lean_, shape, params, stream);
+    shape.shared_bytes = shared_bytes(kernel);
+    call.wave = blocks_at_once(kernel, shape.shared_bytes) * multiprocessors_;
+    // Long calls of 32-bit states lose by asking: the grid before still needs the memory.
+    call.asks = element < 4 || shape.x * shape.rest <= call.wave;
+    return launch(kernel, shape, params, stream);
   }
 
   // Tokens that a block prepares at once, and has shared memory for.
@@ -103,7 +111,7 @@ class DecodeKernel final : public Kernel<Decode> {
   kda_decode_desc desc_;
   int32_t device_, multiprocessors_;
   bool exact_;
-  KernelInfo lean_, tuned_, masked_, counts_;
+  KernelInfo lean_, lean_of_many_, tuned_, masked_, counts_;
 };
 
 class CommitKernel final : public Kernel<Commit> {
@@ -115,7 +123,7 @@ class CommitKernel final : public Kernel<Commit> {
     const Dtype pool = to_dtype(desc_.attention.state_dtype);
     masked_ = decode_kernel_info(pool, masked_shape(desc_.attention), Flow::kCommit);
     tuned_ = exact_ ? decode_kernel_info(pool, Shape::kExact128, Flow::kCommit) : masked_;
-    lean_ = exact_ ? lean_kernel_info(pool, Flow::kRecords, true) : masked_;
+    lean_ = exact_ ? lean_kernel_info(pool, LeanCall::kRecords) : masked_;
     end_ = end_commit_kernel_info();
     for (const KernelInfo* k : {&masked_, &tuned_, &lean_}) {
       KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name, shared_bytes(*k)));

@@ -52,10 +52,10 @@ KernelInfo decode_kernel_info(Dtype pool, Shape shape, Flow flow) {
   return decode_kernel_fp32(shape, flow);
 }
 
-KernelInfo lean_kernel_info(Dtype pool, Flow flow, bool many) {
-  if (pool == Dtype::kBf16) return lean_kernel_bf16(flow, many);
-  if (pool == Dtype::kFp16) return lean_kernel_fp16(flow, many);
-  return lean_kernel_fp32(flow, many);
+KernelInfo lean_kernel_info(Dtype pool, LeanCall call) {
+  if (pool == Dtype::kBf16) return lean_kernel_bf16(call);
+  if (pool == Dtype::kFp16) return lean_kernel_fp16(call);
+  return lean_kernel_fp32(call);
 }
 
 KernelInfo set_counts_kernel_info() {

@@ -9,7 +9,13 @@ namespace kda::cuda {
 enum class Flow : int32_t { kColumns, kRecords, kCommit };
 
 KernelInfo decode_kernel_info(Dtype pool, Shape shape, Flow flow);
-KernelInfo lean_kernel_info(Dtype pool, Flow flow, bool many);  // of the common call; `many`: rows of several tokens
+
+// The common calls (lean.cuh, lean_records.cuh): one token a row, the same where states fill the L2 many times over,
+// several tokens a row, records.
+enum class LeanCall : int32_t { kToken, kTokenOfMany, kWindow, kRecords };
+
+KernelInfo lean_kernel_info(Dtype pool, LeanCall call);
+
 KernelInfo set_counts_kernel_info();  // DecodeParams: after verify_record, one thread a sequence
 KernelInfo end_commit_kernel_info();  // CommitParams: after commit, one block a sequence
 
@@ -17,8 +23,8 @@ KernelInfo end_commit_kernel_info();  // CommitParams: after commit, one block a
 KernelInfo decode_kernel_fp32(Shape shape, Flow flow);
 KernelInfo decode_kernel_bf16(Shape shape, Flow flow);
 KernelInfo decode_kernel_fp16(Shape shape, Flow flow);
-KernelInfo lean_kernel_fp32(Flow flow, bool many);
-KernelInfo lean_kernel_bf16(Flow flow, bool many);
-KernelInfo lean_kernel_fp16(Flow flow, bool many);
+KernelInfo lean_kernel_fp32(LeanCall call);
+KernelInfo lean_kernel_bf16(LeanCall call);
+KernelInfo lean_kernel_fp16(LeanCall call);
 
 }  // namespace kda::cuda

@@ -2,6 +2,6 @@
 
 namespace kda::cuda {
 
-KernelInfo lean_kernel_bf16(Flow flow, bool many) { return lean_kernel_of<__nv_bfloat16>(flow, many); }
+KernelInfo lean_kernel_bf16(LeanCall call) { return lean_kernel_of<__nv_bfloat16>(call); }
 
 }  // namespace kda::cuda

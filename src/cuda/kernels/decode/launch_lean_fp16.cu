@@ -2,6 +2,6 @@
 
 namespace kda::cuda {
 
-KernelInfo lean_kernel_fp16(Flow flow, bool many) { return lean_kernel_of<__half>(flow, many); }
+KernelInfo lean_kernel_fp16(LeanCall call) { return lean_kernel_of<__half>(call); }
 
 }  // namespace kda::cuda

@@ -2,6 +2,6 @@
 
 namespace kda::cuda {
 
-KernelInfo lean_kernel_fp32(Flow flow, bool many) { return lean_kernel_of<float>(flow, many); }
+KernelInfo lean_kernel_fp32(LeanCall call) { return lean_kernel_of<float>(call); }
 
 }  // namespace kda::cuda

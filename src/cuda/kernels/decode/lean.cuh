@@ -19,14 +19,13 @@
 
 namespace kda::cuda {
 
-// kMany: rows of several tokens.
-template <class Pool_, bool kMany_>
+// kMany: rows of several tokens. kStream: states are marked to leave the L2 first.
+template <class Pool_, bool kMany_, bool kStream_>
 struct LeanConfig {
   using Pool = Pool_;
   static constexpr bool kMany = kMany_;
   static constexpr int kSlots = sizeof(Pool) == 4 ? 4 : 8;  // as many bytes of a state in a lane
-  // Measured: 32-bit states of a call of single tokens are better off without the hint.
-  using Tile = StateTile<Pool, Shape::kExact128, kSlots, sizeof(Pool) == 2 || kMany>;
+  using Tile = StateTile<Pool, Shape::kExact128, kSlots, kStream_>;
   static constexpr int kThreads = 32;
   static constexpr int kBlocks = kSlots == 4 && !kMany ? 24 : 16;  // resident on one multiprocessor, at least
   static constexpr int kSlices = 128 / Tile::kRows;
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_lean_kernel(co
     LeanIndex now = index;
     const HeadState state = state_of(row.active ? row.slot : 0);
     if (early) {
-      if (row.active && lane_id() == 0) {
+      if (row.active && p.asks && lane_id() == 0) {
         ptx::prefetch_block_to_l2(static_cast<const typename C::Pool*>(state.data) + first * 128,
                                   static_cast<uint32_t>(Tile::kRows * 128 * sizeof(typename C::Pool)));
       }

@@ -18,18 +18,21 @@ KernelInfo lean_columns_kernel() {
 }
 
 template <class Pool>
-KernelInfo lean_kernel_of(Flow flow, bool many) {
-  if (flow == Flow::kRecords) {
-    using C = LeanRecordConfig<Pool>;
-    return {reinterpret_cast<const void*>(verify_record_lean_kernel<C>),
-            "verify_record_lean_kernel",
-            C::kThreads,
-            C::Tile::kRows,
-            static_cast<int32_t>(sizeof(LeanRecordToken)),
-            C::kBlocks,
-            C::kStateBytes};
+KernelInfo lean_kernel_of(LeanCall call) {
+  using Records = LeanRecordConfig<Pool>;
+  switch (call) {
+    case LeanCall::kToken: return lean_columns_kernel<LeanConfig<Pool, false, true>>();
+    case LeanCall::kTokenOfMany: return lean_columns_kernel<LeanConfig<Pool, false, false>>();
+    case LeanCall::kWindow: return lean_columns_kernel<LeanConfig<Pool, true, true>>();
+    case LeanCall::kRecords:
+      return {reinterpret_cast<const void*>(verify_record_lean_kernel<Records>),
+              "verify_record_lean_kernel",
+              Records::kThreads,
+              Records::Tile::kRows,
+              static_cast<int32_t>(sizeof(LeanRecordToken)),
+              Records::kBlocks};
   }
-  return many ? lean_columns_kernel<LeanConfig<Pool, true>>() : lean_columns_kernel<LeanConfig<Pool, false>>();
+  return {};
 }
 
 }  // namespace kda::cuda

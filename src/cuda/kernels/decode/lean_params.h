@@ -29,6 +29,7 @@ struct LeanParams {
   int32_t sequences = 0;              // N
   int32_t tokens = 0;                 // T
   int32_t wave = 0;                   // blocks that run at once, at least
+  int32_t asks = 1;                   // of them, each asks the L2 for its state early
   const int32_t* slots = nullptr;     // [N, columns], or more columns that are not looked at
   const int32_t* cu = nullptr;        // [N + 1]; null: sequence n is row n
   const int32_t* accepted = nullptr;  // [N]; null: 1

@@ -3,12 +3,12 @@
 //
 // Equations  E-1, E-4, E-5, E-7 per token, replay of records as V-10; recurrence/tile.cuh. The bits of kernel.cuh.
 // Grid       x = value head, y and z = sequence.
-// Block      sixteen warps with eight state rows each, two blocks a multiprocessor. A warp prepares whole tokens, new
-//            ones first: what a recorded one needs is asked for before it is known whether it counts.
-// Shared     the head's state on its way, a place a lane (64 or 32 KB), and the tokens: q, k, e^g, v or u, and what
-// is
-//            to be recorded, 2.8 KB each.
-// Waiting    one block barrier between preparing tokens and using them. The grid before: as in lean.cuh.
+// Block      eight warps with sixteen state rows each, two blocks a multiprocessor. A warp prepares whole tokens.
+// Shared     the tokens: q, k, e^g, v or u, and what is to be recorded, 2.8 KB each. Vectors over K lie in the order
+// of
+//            the tile's lanes, so that eight lanes' pieces are neighbours whatever the pool's dtype.
+// Waiting    one block barrier between preparing tokens and using them. State loads are issued before it. The grid
+//            before: as in lean.cuh.
 // Hazards    all old records of a head are in shared memory before the first new one is written (the barrier).
 //            Counts are set by a kernel of their own after this one: every head of a row reads the old count.
 // Precision  fp32 throughout; the pool's dtype at loads and stores only (N-1, N-2).
@@ -24,20 +24,29 @@ namespace kda::cuda {
 template <class Pool_>
 struct LeanRecordConfig {
   using Pool = Pool_;
-  using Tile = StateTile<Pool, Shape::kExact128, 4>;
+  using Tile = StateTile<Pool, Shape::kExact128, 8>;
   static constexpr int kWarps = 128 / Tile::kRows, kThreads = 32 * kWarps;
   static constexpr int kBlocks = 2;  // resident on one multiprocessor, at least
-  static constexpr int kStateBytes = kWarps * Tile::kStage;
 };
 
 // One prepared token in shared memory.
 struct alignas(16) LeanRecordToken {
-  float k[128], q[128], decay[128];
-  float v[128];         // or u of a recorded token
-  uint4 gate_bits[32];  // of a new token, as loaded
+  float4 k[32], q[32], decay[32];  // group g of four keys of the tile's lane16 l: [16 * g + l]
+  float v[128];                    // or u of a recorded token
+  uint4 gate_bits[32];             // of a new token, as loaded
   uint2 k_bits[32];
   float beta, kq;
 };
+
+// A lane's part of a vector over K.
+template <class Tile>
+__device__ __forceinline__ void take_lane(float (&x)[Tile::kElements], const float4 (&s)[32]) {
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    const float4 v = s[16 * g + Tile::lane16()];
+    x[4 * g] = v.x, x[4 * g + 1] = v.y, x[4 * g + 2] = v.z, x[4 * g + 3] = v.w;
+  }
+}
 
 // One warp prepares a token, four neighbouring keys and values a lane. Sums as in recurrence/token.cuh and the tile.
 template <class Tile>
@@ -46,6 +55,13 @@ struct RecordPreparer {
   int32_t head, query_head;
 
   static __device__ __forceinline__ int key() { return lane_id() * 4; }
+  // Where a lane's four keys lie in a vector: they are a group of lane16 lane_id() % 16, or half of lane_id() / 2's.
+  static __device__ __forceinline__ int place() {
+    return Tile::kVector == 4 ? lane_id() : lane_id() % 2 * 16 + lane_id() / 2;
+  }
+  static __device__ __forceinline__ void put(float4 (&s)[32], const float (&x)[4]) {
+    s[place()] = make_float4(x[0], x[1], x[2], x[3]);
+  }
 
   __device__ __forceinline__ void prepare_new(int32_t row, LeanRecordToken& s) const {
     const LeanParams& c = p.call;
@@ -64,24 +80,20 @@ struct RecordPreparer {
     store_lane(v, s.v);
     normalise(q);
     normalise(k);
-    store_lane(q, s.q);
-    store_lane(k, s.k);
+    put(s.q, q);
+    put(s.k, k);
     const float kq = dot(k, q);
     const float beta = beta_value(float_of_bits(beta_bits, c.beta_dtype), c.beta_logits != 0, c.beta_doubled != 0);
     if (lane_id() == 0) s.beta = beta, s.kq = kq;
   }
 
-  // `committed()` is asked for after the loads; nothing is done for a token behind it.
-  template <class Committed>
-  __device__ __forceinline__ void prepare_old(int32_t record, int t, const Committed& committed,
-                                              LeanRecordToken& s) const {
+  __device__ __forceinline__ void prepare_old(int32_t record, int t, LeanRecordToken& s) const {
     const bool wide = p.call.gate_dtype == Dtype::kFp32;
     const char* kg = key_gate(record, t);
     const char* u = p.u.at(record, head) + static_cast<uint32_t>(t) * p.u_token_bytes;
     const uint4 k_bits = load_gates(kg, key(), p.call.gate_dtype);
     const uint4 gate_bits = load_gates(kg + (wide ? 512 : 256), key(), p.call.gate_dtype);
     const auto u_bits = *reinterpret_cast<const float4*>(u + key() * 4);
-    if (t >= committed()) return;
     put_decays(gate_bits, s);
     float k[4];
     if (wide) {
@@ -91,7 +103,7 @@ struct RecordPreparer {
       widen_four(k, make_uint2(k_bits.x, k_bits.y), p.call.gate_dtype);
     }
     normalise(k);
-    store_lane(k, s.k);
+    put(s.k, k);
     *reinterpret_cast<float4*>(s.v + key()) = u_bits;
   }
 
@@ -120,7 +132,7 @@ struct RecordPreparer {
     const GateRef& rule = p.call.gate_rule;
     float d[4];
     decays_of(rule, bits, p.call.gate_dtype, load_bias(rule, head, key()), load_A_log(rule, head), d);
-    store_lane(d, s.decay);
+    put(s.decay, d);
   }
 
   __device__ __forceinline__ void normalise(float (&x)[4]) const {
@@ -156,9 +168,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const LeanParams& p = params.call;
   touch_parameters(params);
   ptx::launch_dependents();
-  auto* const s_states = token_slots<unsigned char>();
-  auto* const s = reinterpret_cast<LeanRecordToken*>(s_states + C::kStateBytes);
-  const auto s_stage = static_cast<uint32_t>(__cvta_generic_to_shared(s_states)) + warp_id() * Tile::kStage;
+  auto* const s = token_slots<LeanRecordToken>();
   const auto head = static_cast<int32_t>(blockIdx.x);
   const int first = warp_id() * Tile::kRows;
   const int32_t n = lean_sequence();
@@ -169,7 +179,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   index.load(p, n);
   if (early) {
     const int32_t slot = index.get(0);
-    if (threadIdx.x == 0 && LeanRow::is_live(p, slot))
+    if (threadIdx.x == 0 && p.asks && LeanRow::is_live(p, slot))
       ptx::prefetch_block_to_l2(p.pool.at(slot, head), 128 * 128 * sizeof(typename C::Pool));
     ptx::wait_for_prerequisites();
     index.load(p, n);
@@ -182,35 +192,35 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
                      static_cast<uint32_t>(record) < static_cast<uint32_t>(params.rows);
   if (!known) return lean_zero(p, row, head, 0, 128, static_cast<int>(threadIdx.x));
   const HeadState state{p.pool.at(row.first_slot, head), 128, 128, true};
-  Tile::stage(s_stage, state, first, true);
-  int32_t count = 0;
-  if (params.fold) count = params.count[static_cast<int64_t>(record) * params.count_stride];
-  const auto committed_of = [&] { return static_cast<int>(committed_tokens(count, row.accepted, p.columns)); };
-  const RecordPreparer<Tile> preparer{params, head, head >> p.query_shift};
-  const int places = row.length + (params.fold ? p.columns : 0);
-#pragma unroll 1
-  for (int j = warp_id(); j < places; j += C::kWarps) {
-    if (j < row.length) preparer.prepare_new(row.begin + j, s[j]);
-    else preparer.prepare_old(record, j - row.length, committed_of, s[j]);
+  typename Tile::Raw raw;
+  Tile::load(raw, state, first);
+  int committed = 0;
+  if (params.fold) {
+    committed = static_cast<int>(
+        committed_tokens(params.count[static_cast<int64_t>(record) * params.count_stride], row.accepted, p.columns));
   }
-  const int committed = params.fold ? committed_of() : 0;
   if (committed < 0) return lean_zero(p, row, head, 0, 128, static_cast<int>(threadIdx.x));
-  __syncthreads();
+  const RecordPreparer<Tile> preparer{params, head, head >> p.query_shift};
 #pragma unroll 1
-  for (int j = warp_id(); j < row.length; j += C::kWarps) preparer.record(record, j, s[j]);
-  Tile tile;
-  {
-    typename Tile::Raw raw;
-    Tile::unstage(raw, s_stage);
-    tile.widen(raw);
+  for (int j = warp_id(); j < committed + row.length; j += C::kWarps) {
+    if (j < committed) preparer.prepare_old(record, j, s[j]);
+    else preparer.prepare_new(row.begin + j - committed, s[j]);
   }
+  __syncthreads();
+  const LeanRecordToken* const recent = s + committed;
+#pragma unroll 1
+  for (int j = warp_id(); j < row.length; j += C::kWarps) preparer.record(record, j, recent[j]);
+  Tile tile;
+  tile.widen(raw);
   const int mine = first + Tile::row_of(Tile::slot_of_lane());
+  float x[Tile::kElements], k[Tile::kElements];
   if (committed > 0) {
-    const LeanRecordToken* const old = s + row.length;
 #pragma unroll 1
     for (int j = 0; j < committed; ++j) {
-      tile.decay(old[j].decay);
-      tile.replay(old[j].k, old[j].v[mine]);
+      take_lane<Tile>(x, s[j].decay);
+      tile.decay_lanes(x);
+      take_lane<Tile>(k, s[j].k);
+      tile.replay_lanes(k, s[j].v[mine]);
     }
     tile.store(state, first);
     tile.round_to_pool();
@@ -218,9 +228,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   char* u = params.u.at(record, head) + mine * 4;
 #pragma unroll 1
   for (int t = 0; t < row.length; ++t, u += params.u_token_bytes) {
-    const LeanRecordToken& token = s[t];
-    tile.decay(token.decay);
-    const auto r = tile.token(token.k, token.q, token.kq, token.beta, token.v[mine], p.scale);
+    const LeanRecordToken& token = recent[t];
+    take_lane<Tile>(x, token.decay);
+    tile.decay_lanes(x);
+    take_lane<Tile>(x, token.q);
+    take_lane<Tile>(k, token.k);
+    const auto r = tile.token_lanes(k, x, token.kq, token.beta, token.v[mine], p.scale);
     if (!Tile::owns_row()) continue;
     store_element(p.out.at(row.begin + t, head), mine, p.out_dtype, r.o);
     *reinterpret_cast<float*>(u) = r.u;

@@ -255,15 +255,6 @@ struct StateTile {
     return token_lanes(k, q, dot_lanes(k, q), beta, v, scale);
   }
 
-  // `kq`: k.q, known already.
-  __device__ __forceinline__ Result token(const float* s_k, const float* s_q, float kq, float beta, float v,
-                                          float scale) {
-    float k[kElements], q[kElements];
-    gather(k, s_k);
-    gather(q, s_q);
-    return token_lanes(k, q, kq, beta, v, scale);
-  }
-
   // k.q of the lanes' parts, and E-7 with those.
   static __device__ __forceinline__ float dot_lanes(const float (&k)[kElements], const float (&q)[kElements]) {
     float kq = __fmul_rn(k[0], q[0]);
@@ -302,6 +293,7 @@ struct StateTile {
     gather(k, s_k);
     add_outer(u, k);
   }
+  __device__ __forceinline__ void replay_lanes(const float (&k)[kElements], float u) { add_outer(u, k); }
 
  private:
   // S += u k^T; u of slot i is in the lanes whose slot_of_lane() is i.
