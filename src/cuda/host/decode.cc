@@ -92,8 +92,8 @@ class DecodeKernel final : public Kernel<Decode> {
     shape.rest = call.sequences;
     shape.shared_bytes = shared_bytes(kernel);
     call.wave = blocks_at_once(kernel, shape.shared_bytes) * multiprocessors_;
-    // Long calls of 32-bit states lose by asking: the grid before still needs the memory.
-    call.asks = element < 4 || shape.x * shape.rest <= call.wave;
+    // Long calls of 32-bit states and single warps lose by asking: the grid before still needs the memory.
+    call.asks = records() || element < 4 || shape.x * shape.rest <= call.wave;
     return launch(kernel, shape, params, stream);
   }
 
