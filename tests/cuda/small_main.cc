@@ -61,8 +61,8 @@ void run_decode(const char* backend, kda_dtype pool, int64_t dim, int32_t width,
   expect_ok("commit", committed, plan.message());
 }
 
-void run_step(const char* backend, kda_dtype pool, int32_t width, kda_conv_layout layout) {
-  const int64_t H = 1, HV = 2, N = 3, T = N * width, channels = 2 * H * 128 + HV * 128, L = 3 + width - 1;
+void run_step(const char* backend, kda_dtype pool, int32_t width, kda_conv_layout layout, int64_t H, int64_t HV) {
+  const int64_t N = 3, T = N * width, channels = 2 * H * 128 + HV * 128, L = 3 + width - 1;
   kda_decode_step_desc d;
   kda_decode_step_desc_init(&d);
   d.decode.attention.num_heads = H;
@@ -181,7 +181,7 @@ void run_gated_norm(int64_t dim, kda_dtype io) {
   expect_ok("gated_norm", status, plan.message());
 }
 
-void run_the_operators(bool skip_fused_prefill) {
+void run_the_operators(bool skip_barriers) {
   for (const kda_dtype pool : {KDA_FP32, KDA_BF16}) {
     for (const int32_t width : {1, 3}) {
       for (const bool records : {false, true}) {
@@ -190,13 +190,16 @@ void run_the_operators(bool skip_fused_prefill) {
         for (const int64_t heads : {2, 3}) run_decode("cuda_fused", pool, 128, width, records, heads);
       }
       for (const char* backend : {"cuda_portable", "cuda_fused"}) {
-        for (const kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) run_step(backend, pool, width, layout);
+        for (const kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) run_step(backend, pool, width, layout, 1, 2);
       }
     }
+    // The common call: few heads, more, and some for every multiprocessor.
+    if (skip_barriers) continue;
+    for (const int64_t H : {1, 10, 20, 80}) run_step("cuda_fused", pool, 1, KDA_CONV_SD, H, H);
   }
   for (const kda_dtype pool : {KDA_FP32, KDA_BF16}) {
     for (const int64_t dim : {128, 60, 132}) run_prefill("cuda_portable", dim, pool);
-    if (!skip_fused_prefill) run_prefill("cuda_fused", 128, pool);
+    if (!skip_barriers) run_prefill("cuda_fused", 128, pool);
   }
   for (const kda_dtype io : {KDA_BF16, KDA_FP32}) {
     for (const int64_t dim : {128, 60, 300}) run_gated_norm(dim, io);
@@ -208,14 +211,14 @@ void run_the_operators(bool skip_fused_prefill) {
 }  // namespace kda::test
 
 // --copies: state copies and metadata alone.
-// --skip prefill_fused: for a tool that cannot follow its barriers (docs/kernels/prefill_fused.md).
+// --skip barriers: for a tool that cannot follow barriers in shared memory (docs/kernels/prefill_fused.md, decode_step.md).
 int main(int argc, char** argv) {
   using namespace kda::test;
   const bool only_copies = argc > 1 && std::strcmp(argv[1], "--copies") == 0;
-  const bool skip_fused_prefill = argc > 2 && std::strcmp(argv[1], "--skip") == 0 && std::strcmp(argv[2], "prefill_fused") == 0;
+  const bool skip_barriers = argc > 2 && std::strcmp(argv[1], "--skip") == 0 && std::strcmp(argv[2], "barriers") == 0;
   kda::cuda_test::Memory memory;
   kda::conformance::set_device(kda::cuda_test::context(), &memory);
-  if (!only_copies) run_the_operators(skip_fused_prefill);
+  if (!only_copies) run_the_operators(skip_barriers);
   failures += run_copies_and_metadata();
   kda::conformance::set_device(nullptr, nullptr);
   std::printf("%d failures\n", failures);

@@ -2,3 +2,6 @@
 #include "cuda/kernels/decode_step/launch_bf16.cu"
 #include "cuda/kernels/decode_step/launch_fp16.cu"
 #include "cuda/kernels/decode_step/launch_fp32.cu"
+#include "cuda/kernels/decode_step/lean_bf16.cu"
+#include "cuda/kernels/decode_step/lean_fp16.cu"
+#include "cuda/kernels/decode_step/lean_fp32.cu"

@@ -11,7 +11,7 @@
 
 namespace emulation {
 
-constexpr int kActors = 32;  // warps of a cluster, and a copier for each of its CTAs
+constexpr int kActors = 40;  // warps of a cluster, and a copier for each of its CTAs
 
 struct Clock {
   std::array<uint32_t, kActors> over{};  // epochs of each actor that are over

@@ -299,6 +299,22 @@ void bulk_copy(uint32_t target, uint32_t source, uint32_t bytes, uint32_t barrie
   arrival.settle();
 }
 
+void bulk_load(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier) {
+  const int who = copier(cta->rank);
+  Clock clock = running().clock;
+  clock.over[who] = ++cta->copies;
+  if (reinterpret_cast<uintptr_t>(source) % 16 != 0 || bytes % 16 != 0) fail("misaligned bulk load to", target);
+  for (uint32_t at = 0; at < bytes; at += 16) {
+    std::memcpy(checked_pointer(target + at, 16), static_cast<const unsigned char*>(source) + at, 16);
+    log_access(target + at, 16, Access::kWrite, {who, 0, clock});
+  }
+  ++clock.over[who];
+  MemoryBarrier& arrival = cluster->memory_barriers.at(barrier);
+  arrival.arriving.learn(clock);
+  arrival.bytes -= static_cast<int>(bytes);
+  arrival.settle();
+}
+
 void mbarrier_init(uint32_t address, int arrivals) {
   cluster->memory_barriers[address] = MemoryBarrier{0, arrivals, arrivals, 0, {}, {}};
 }
@@ -311,6 +327,12 @@ void mbarrier_arrive(uint32_t address) {
 void mbarrier_expect_bytes(uint32_t address, int bytes) {
   MemoryBarrier& barrier = cluster->memory_barriers.at(address);
   barrier.bytes += bytes;
+  barrier.settle();
+}
+void mbarrier_complete_bytes(uint32_t address, int bytes) {
+  MemoryBarrier& barrier = cluster->memory_barriers.at(address);
+  barrier.arriving.learn(running().clock);
+  barrier.bytes -= bytes;
   barrier.settle();
 }
 void mbarrier_wait(uint32_t address, uint32_t parity) {

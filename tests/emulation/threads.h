@@ -38,12 +38,15 @@ void commit_reads();
 void finish_reads(int pending_groups);
 // A copy on its own: ordered after what this thread knows, and before what waits for `barrier`.
 void bulk_copy(uint32_t target, uint32_t source, uint32_t bytes, uint32_t barrier);
+// The same from memory that is not shared.
+void bulk_load(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier);
 // Pairs of unordered accesses to shared memory seen since the process began.
 uint64_t race_count();
 
 void mbarrier_init(uint32_t address, int arrivals);
 void mbarrier_arrive(uint32_t address);
 void mbarrier_expect_bytes(uint32_t address, int bytes);
+void mbarrier_complete_bytes(uint32_t address, int bytes);
 void mbarrier_wait(uint32_t address, uint32_t parity);
 
 }  // namespace emulation

@@ -9,7 +9,7 @@
 #include "cuda/host/recurrence.h"
 #include "cuda/host/views.h"
 #include "cuda/kernels/decode/launch.h"
-#include "cuda/kernels/decode_step/params.h"
+#include "cuda/kernels/decode_step/lean_params.h"
 
 namespace kda::cuda {
 namespace {
@@ -146,6 +146,87 @@ class StepChain {
   WorkspaceBook::Id qkv_id_ = 0, o_id_ = 0, active_id_ = 0;
 };
 
+// The common call (lean_params.h): which problems and layouts it is, and which of its kernels runs.
+class LeanStep {
+ public:
+  static bool wants(const kda_decode_step_desc& desc) {
+    const kda_decode_desc& d = desc.decode;
+    const kda_attention_spec& a = d.attention;
+    return d.mode == KDA_DECODE_COLUMNS && d.width == 1 && d.store == KDA_STORE_PER_TOKEN && desc.no_norm == 0 &&
+           a.num_heads == a.num_value_heads && a.io_dtype != KDA_FP32 && desc.conv_dtype == a.io_dtype;
+  }
+
+  Status prepare(const kda_decode_step_desc& desc, int32_t multiprocessors) {
+    multiprocessors_ = multiprocessors;
+    const Dtype pool = to_dtype(desc.decode.attention.state_dtype), io = to_dtype(desc.decode.attention.io_dtype);
+    ring_ = step_ring_kernel_info(pool, io);
+    KDA_RETURN_IF_ERROR(prepare_kernel(ring_.function, ring_.name, ring_.block_bytes));
+    for (int i = 0; i < 2; ++i) {
+      slices_[i] = step_slices_kernel_info(pool, io, 2 << i);
+      KDA_RETURN_IF_ERROR(prepare_kernel(slices_[i].function, slices_[i].name, slices_[i].block_bytes));
+    }
+    wanted_ = true;
+    return {};
+  }
+
+  bool takes(const kda_decode_step_args& args, const DecodeStepParams& p) const {
+    if (!wanted_ || p.rule.slots.write_slots.present() || p.out.rows.present() || !p.taps_aligned) return false;
+    if (int64_t{p.sequences.count} * p.form.heads > INT32_MAX) return false;
+    const Dtype io = p.form.io;
+    bool whole = p.z.dtype == io && p.out.dtype == io;
+    whole = whole && groups_of_four(p.out.data, args.decode.out.dtype,
+                                    {p.out.batch_stride, p.out.row_stride, p.out.head_stride});
+    const auto rows = [&](const kda_tensor& t, const void* data, std::initializer_list<int64_t> strides) {
+      whole = whole && rows_of_16_bytes(data, t.dtype, 128, strides);
+    };
+    rows(args.decode.gate, p.gate.data, {p.gate.batch_stride, p.gate.row_stride, p.gate.head_stride});
+    rows(args.z, p.z.data, {p.z.batch_stride, p.z.row_stride, p.z.head_stride});
+    rows(args.norm_weight, p.norm_weight, {});
+    rows(args.decode.dt_bias, p.gate_rule.dt_bias, {});
+    for (int i = 0; i < 3; ++i) {
+      const ConvChannels& c = p.conv[i];
+      whole = whole && c.window.dtype == io && c.window.channel_stride == 1;
+      rows(args.z, c.x, {c.x_batch, c.x_row});
+      rows(args.z, c.window.data, {c.window.slot_stride, c.window.column_stride});
+    }
+    return whole;
+  }
+
+  Status run(const DecodeStepParams& from, void* stream) const {
+    LeanStepParams p;
+    p.form = from.form;
+    p.sequences = from.sequences;
+    p.rule = from.rule;
+    p.gate_rule = from.gate_rule;
+    p.gate = from.gate, p.beta = from.beta, p.z = from.z;
+    p.pool = from.pool;
+    p.out = from.out;
+    for (int i = 0; i < 3; ++i) p.conv[i] = from.conv[i];
+    p.norm_weight = from.norm_weight;
+    p.eps = from.eps;
+    const int64_t heads = int64_t{p.sequences.count} * p.form.heads;
+    LaunchShape shape;
+    if (heads >= multiprocessors_) {
+      shape.x = multiprocessors_;
+      shape.shared_bytes = ring_.block_bytes;
+      return launch(ring_, shape, p, stream);
+    }
+    const int i = heads * 8 <= multiprocessors_ ? 1 : 0;
+    const KernelInfo& kernel = slices_[i];
+    p.wave = int64_t{kernel.blocks} * multiprocessors_;
+    shape.cluster = 2 << i;
+    shape.x = int64_t{p.form.heads} * shape.cluster;
+    shape.rest = p.sequences.count;
+    shape.shared_bytes = kernel.block_bytes;
+    return launch(kernel, shape, p, stream);
+  }
+
+ private:
+  bool wanted_ = false;
+  int32_t multiprocessors_ = 0;
+  KernelInfo ring_, slices_[2];
+};
+
 class DecodeStepKernel final : public Kernel<DecodeStep> {
  public:
   DecodeStepKernel(const kda_decode_step_desc& desc, const Context& context, bool fused)
@@ -158,6 +239,7 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
     kernel_ = decode_step_kernel_info(to_dtype(desc_.decode.attention.state_dtype), records());
     counts_ = set_counts_kernel_info();
     KDA_RETURN_IF_ERROR(prepare_kernel(kernel_.function, kernel_.name, shared_bytes()));
+    if (lean_.wants(desc_)) KDA_RETURN_IF_ERROR(lean_.prepare(desc_, multiprocessors_));
     return prepare_kernel(counts_.function, counts_.name);
   }
 
@@ -168,6 +250,7 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
     if (fused_) fill(args, p);
     const bool short_rows = desc_.decode.store == KDA_STORE_PER_TOKEN || p.sequences.tokens <= KDA_MAX_VERIFY;
     if (!fused_ || !p.vectors || !short_rows) return chain_.run(args, workspace, stream);
+    if (lean_.takes(args, p)) return lean_.run(p, stream);
     const int32_t ratio = p.form.value_heads / p.form.heads;
     // A block holds all of a head: cutting one over a cluster costs more in its barriers than it saves in loads,
     // which the L2 has been asked for before.
@@ -227,6 +310,7 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
   int32_t device_, multiprocessors_;
   bool fused_;
   StepChain chain_;
+  LeanStep lean_;
   KernelInfo kernel_, counts_;
 };
 

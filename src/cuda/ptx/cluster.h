@@ -26,6 +26,13 @@ __device__ __forceinline__ void store_cluster(uint32_t address, float x) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
+// The same, counted by a barrier of the CTA that owns the address.
+__device__ __forceinline__ void store_cluster_counted(uint32_t address, float x, uint32_t cluster_barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+               "r"(__float_as_uint(x)), "r"(cluster_barrier)
+               : "memory");
+}
+
 // The two halves of a cluster barrier: what is read before arriving is read before anyone's writes after waiting. In
 // a launch without clusters a block is its own.
 __device__ __forceinline__ void cluster_arrive() {

@@ -17,6 +17,13 @@ __device__ __forceinline__ void bulk_copy_to_cluster(uint32_t cluster_target, ui
                : "memory");
 }
 
+// Global memory to this CTA's shared memory: `bytes` a multiple of 16, both ends 16-byte aligned; completes on a barrier.
+__device__ __forceinline__ void bulk_load(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+               "l"(source), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 // 16 bytes to shared memory; with `bytes` 0 the source is not read and zeros are written.
 __device__ __forceinline__ void copy_async_16(uint32_t target, const void* source, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");

@@ -31,6 +31,9 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t cluster_barrier
 }
 
 // Arrives and announces `bytes` that a bulk copy will deliver.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void mbarrier_arrive_expect_cluster(uint32_t cluster_barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(cluster_barrier), "r"(bytes)
                : "memory");

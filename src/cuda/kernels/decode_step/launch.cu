@@ -1,5 +1,5 @@
 // The choice of the fused kernel, and the pieces of the unfused chain.
-#include "cuda/kernels/decode_step/params.h"
+#include "cuda/kernels/decode_step/lean_params.h"
 #include "cuda/kernels/gated_norm/norm.cuh"
 
 namespace kda::cuda {
@@ -54,6 +54,12 @@ KernelInfo decode_step_kernel_info(Dtype pool, bool records) {
   if (pool == Dtype::kBf16) return decode_step_kernel_bf16(records);
   if (pool == Dtype::kFp16) return decode_step_kernel_fp16(records);
   return decode_step_kernel_fp32(records);
+}
+KernelInfo step_ring_kernel_info(Dtype pool, Dtype io) { return step_slices_kernel_info(pool, io, 0); }
+KernelInfo step_slices_kernel_info(Dtype pool, Dtype io, int32_t slices) {
+  if (pool == Dtype::kBf16) return lean_step_kernel_bf16(io, slices);
+  if (pool == Dtype::kFp16) return lean_step_kernel_fp16(io, slices);
+  return lean_step_kernel_fp32(io, slices);
 }
 KernelInfo step_active_kernel_info() {
   return {reinterpret_cast<const void*>(step_active_kernel), "step_active_kernel", 128};

@@ -27,8 +27,13 @@ __device__ __forceinline__ float norm_factor(float sum_of_squares, int32_t value
   return __frsqrt_rn(__fadd_rn(__fdiv_rn(sum_of_squares, static_cast<float>(values)), eps));
 }
 
+// `sigmoid`: of z.
+__device__ __forceinline__ float gated_by(float o, float factor, float weight, float sigmoid) {
+  return __fmul_rn(__fmul_rn(__fmul_rn(o, factor), weight), sigmoid);
+}
+
 __device__ __forceinline__ float gated_value(float o, float factor, float weight, float z) {
-  return __fmul_rn(__fmul_rn(__fmul_rn(o, factor), weight), sigmoid_fast(z));
+  return gated_by(o, factor, weight, sigmoid_fast(z));
 }
 
 }  // namespace kda::cuda

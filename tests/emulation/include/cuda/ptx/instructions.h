@@ -56,12 +56,20 @@ inline void mbarrier_arrive_expect_cluster(uint32_t barrier, uint32_t bytes) {
   emulation::mbarrier_expect_bytes(barrier, static_cast<int>(bytes));
   emulation::mbarrier_arrive(barrier);
 }
+inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) { mbarrier_arrive_expect_cluster(barrier, bytes); }
+inline void store_cluster_counted(uint32_t address, float x, uint32_t barrier) {
+  store_shared(address, x);
+  emulation::mbarrier_complete_bytes(barrier, 4);
+}
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) { emulation::mbarrier_wait(barrier, parity); }
 
 // copy.h
 inline void fence_async_proxy() {}
 inline void bulk_copy_to_cluster(uint32_t target, uint32_t source, uint32_t bytes, uint32_t barrier) {
   emulation::bulk_copy(target, source, bytes, barrier);
+}
+inline void bulk_load(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier) {
+  emulation::bulk_load(target, source, bytes, barrier);
 }
 inline void copy_async_16(uint32_t target, const void* source, uint32_t bytes) {
   uint4 x{};

@@ -1,0 +1,7 @@
+#include "cuda/kernels/decode_step/lean_launch.cuh"
+
+namespace kda::cuda {
+
+KernelInfo lean_step_kernel_bf16(Dtype io, int32_t slices) { return lean_step_kernel<__nv_bfloat16>(io, slices); }
+
+}  // namespace kda::cuda

@@ -1,0 +1,36 @@
+// The built kernels of the common call, for one dtype of states.
+#pragma once
+
+#include "cuda/kernels/decode_step/ring.cuh"
+#include "cuda/kernels/decode_step/slices.cuh"
+
+namespace kda::cuda {
+
+template <class C>
+KernelInfo ring_info() {
+  KernelInfo info{reinterpret_cast<const void*>(step_ring_kernel<C>), "step_ring_kernel", C::kThreads};
+  info.blocks = 1;
+  info.block_bytes = static_cast<int32_t>(sizeof(typename C::Shared));
+  return info;
+}
+template <class C>
+KernelInfo slices_info() {
+  KernelInfo info{reinterpret_cast<const void*>(step_slices_kernel<C>), "step_slices_kernel", C::kThreads};
+  info.blocks = C::kBlocks;
+  info.block_bytes = static_cast<int32_t>(sizeof(typename C::Shared));
+  return info;
+}
+
+template <class Pool, class Io>
+KernelInfo lean_step_info(int32_t slices) {
+  if (slices == 0) return ring_info<RingConfig<Pool, Io>>();
+  if (slices == 2) return slices_info<SliceConfig<Pool, Io, 4>>();
+  return slices_info<SliceConfig<Pool, Io, 2>>();
+}
+
+template <class Pool>
+KernelInfo lean_step_kernel(Dtype io, int32_t slices) {
+  return io == Dtype::kFp16 ? lean_step_info<Pool, __half>(slices) : lean_step_info<Pool, __nv_bfloat16>(slices);
+}
+
+}  // namespace kda::cuda
