@@ -22,6 +22,23 @@ bool rows_are_vectors(const kda_tensor& x, int64_t channels) {
          groups_of_four(x.data, x.dtype, {x.strides[batched ? 1 : 0], batched ? x.strides[0] : 0});
 }
 
+// Rows of a tile so that the blocks fill whole waves of those that run at once; `columns`: blocks side by side. A
+// tile begins with a wait of about twenty rows' time, and one of many rows ends late.
+int32_t tile_rows(int64_t rows, int64_t sequences, int64_t columns, int64_t wave) {
+  constexpr int64_t kLeast = 16, kMost = 256, kBegin = 20;
+  int64_t best = kMost, least = INT64_MAX;
+  for (int64_t waves = 1; waves <= 64; ++waves) {
+    const int64_t tiles = waves * wave / columns - (sequences - 1);  // that the rows are cut into
+    if (tiles < 1) continue;
+    const int64_t tile = std::max<int64_t>(kLeast, ceil_div(rows, tiles));
+    if (tile > kMost) continue;
+    const int64_t time = waves * (tile + kBegin);
+    if (time < least) least = time, best = tile;
+    if (tile == kLeast) break;
+  }
+  return static_cast<int32_t>(best);
+}
+
 class ConvKernel final : public Kernel<Conv> {
  public:
   ConvKernel(const kda_conv_desc& desc, const Context& context, bool final_window)
@@ -61,12 +78,9 @@ class ConvKernel final : public Kernel<Conv> {
       p.part[i].groups = static_cast<int32_t>(ceil_div(p.part[i].channels, 32 * int64_t{kernel.warp_rows}));
       p.groups += p.part[i].groups;
     }
-    // Long tiles repeat fewer rows; short ones spread a small call over the chip.
-    p.tile_rows = 128;
-    while (p.tile_rows > 16 && p.groups * ceil_div(rows, p.tile_rows) < 32 * int64_t{multiprocessors_})
-      p.tile_rows /= 2;
     shape.x = ceil_div(p.groups, kBlockWarps);
-    shape.rest = ceil_div(rows, p.tile_rows) + p.sequences.count;
+    p.tile_rows = tile_rows(rows, p.sequences.count, shape.x, int64_t{kernel.blocks} * multiprocessors_);
+    shape.rest = std::max<int64_t>(1, ceil_div(rows, p.tile_rows)) + p.sequences.count - 1;
     return launch(kernel, shape, p, stream);
   }
 

@@ -31,7 +31,9 @@ KernelInfo info(bool vectors) {
   using Scalars = ConvConfig<Io, false>;
   const void* function = vectors ? reinterpret_cast<const void*>(conv_prefill_kernel<Vectors>)
                                  : reinterpret_cast<const void*>(conv_prefill_kernel<Scalars>);
-  return {function, "conv_prefill_kernel", 128, vectors ? Vectors::kChannels : Scalars::kChannels};
+  KernelInfo info{function, "conv_prefill_kernel", 128, vectors ? Vectors::kChannels : Scalars::kChannels};
+  info.blocks = vectors ? Vectors::kBlocks : Scalars::kBlocks;
+  return info;
 }
 
 }  // namespace
