@@ -2,7 +2,7 @@
 function(kda_compile_options target)
   target_compile_options(${target} PRIVATE
     -Wall -Wextra -Wshadow -Wno-missing-field-initializers
-    -Wno-restrict # false alarms of GCC 12 on std::string
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> # false alarms of GCC 12 on std::string
     -ffp-contract=off # a fused multiply-add is written where it is meant
   )
   if(KDA_WERROR)
@@ -14,5 +14,8 @@ function(kda_compile_options target)
     if(KDA_SANITIZE MATCHES "undefined")
       target_compile_options(${target} PRIVATE -fno-sanitize-recover=undefined)
     endif()
+  endif()
+  if(KDA_FUZZ)
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
 endfunction()

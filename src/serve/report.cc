@@ -120,7 +120,7 @@ Json verify_json(const VerifyReport& v) {
 
 Json Replay::report() const {
   const RunStats& s = stats();
-  Json j;
+  Json j = Json::object();  // a null that becomes an object does not survive that there is no memory for one
   j["schema_version"] = kSchemaVersion;
   j["complete"] = complete();
   j["build"] = {{"version", kda_version_string()}, {"source_hash", kda_source_hash()}};

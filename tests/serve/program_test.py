@@ -142,6 +142,20 @@ class Program(unittest.TestCase):
         self.assertIn("standard output: could not be written", r.stderr)
         self.assertEqual(self.names(), ["r.json", "trace.jsonl"])  # the report itself could be
 
+    def test_killed_half_way_and_run_again(self):
+        self.trace.write_text(GOOD * 40)
+        replay = [KDA, "replay", str(self.trace), *SMALL, "--verify", "1", "--json", str(self.folder / "r.json"), "--digests",
+                  str(self.folder / "d.txt"), "--report", str(self.folder / "r.html")]
+        for wait in (0.02, 0.1, 0.3):
+            process = subprocess.Popen(replay, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(wait)
+            process.kill()
+            if process.wait(timeout=300) == -signal.SIGKILL:
+                self.assertEqual(self.names(), ["trace.jsonl"])
+        subprocess.run(replay, check=True, capture_output=True, timeout=300)
+        self.assertEqual(self.names(), ["d.txt", "r.html", "r.json", "trace.jsonl"])
+        self.assertEqual(len((self.folder / "d.txt").read_text().splitlines()), 160)
+
     def test_a_reader_that_leaves_does_not_cost_the_report(self):
         process = subprocess.Popen([KDA, "replay", self.trace, *SMALL, "--verify", "0", "--json", self.folder / "r.json"],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -83,9 +83,24 @@ int exit_code(kda_status status) {
   return asked ? kda::tools::kUsage : kda::tools::kFailed;
 }
 
+constexpr const char* kNoMemory = "kda: out of memory\n";
+
+// Values of the JSON library allocate in their destructors, where an exception may not leave.
+[[noreturn]] void on_terminate() {
+  try {
+    if (const auto e = std::current_exception()) std::rethrow_exception(e);
+  } catch (const std::bad_alloc&) {
+    std::fputs(kNoMemory, stderr);
+    std::_Exit(kda::tools::kFailed);
+  } catch (...) {
+  }
+  std::abort();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::set_terminate(on_terminate);
   try {
     return run(argc, argv);
   } catch (const kda::tools::UsageError& e) {
@@ -95,7 +110,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "kda: %s\n", e.what());
     return exit_code(e.status());
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "kda: out of memory\n");
+    std::fputs(kNoMemory, stderr);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "kda: %s\n", e.what());
   }

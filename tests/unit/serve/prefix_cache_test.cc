@@ -1,4 +1,4 @@
-// The prefix cache: life of a snapshot, and 100,000 random operations on pool and cache against a shadow (F46).
+// The prefix cache: life of a snapshot, and 1,000,000 random operations on pool and cache against a shadow (F46).
 #include "serve/prefix_cache.h"
 
 #include <gtest/gtest.h>
@@ -426,9 +426,9 @@ class Machine {
 };
 
 TEST(FieldCases, F46_RandomOperationsAgainstAShadow) {
-  // 100 runs of 1,000 operations; a failing run is cut down to the operations that matter.
+  // 100 runs of 10,000 operations; a failing run is cut down to the operations that matter.
   EXPECT_TRUE(rc::check("a slot has one owner and holds what its owner wrote", [] {
-    const auto ops = *rc::gen::container<std::vector<uint32_t>>(1000, rc::gen::arbitrary<uint32_t>());
+    const auto ops = *rc::gen::container<std::vector<uint32_t>>(10000, rc::gen::arbitrary<uint32_t>());
     Machine machine;
     for (uint32_t op : ops) machine.apply(op);
   }));
