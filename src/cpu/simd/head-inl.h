@@ -57,17 +57,22 @@ HWY_INLINE float beta_of(const kda_attention_spec& a, const void* at) {
 }
 
 // Row t of the scratch, whose q and k hold post-conv values: normalises them and forms decay, beta, q·k and the
-// decayed rows dk, dq.
+// decayed rows dk, dq. `ahead` may use the time between the steps.
+template <class Ahead>
 HWY_NOINLINE inline void prepare_token(const kda_attention_spec& a, const GateHead& head, HeadScratch& s, int64_t t,
-                              const void* gate, const void* beta) {
+                                       const void* gate, const void* beta, Ahead& ahead) {
   float* q = s.q + t * s.kp;
   float* k = s.k + t * s.kp;
   normalize_row(a, q, static_cast<float>(a.scale));
+  ahead.step();
   normalize_row(a, k, 1.0f);
+  ahead.step();
   load_any(a.gate_dtype, gate, a.key_dim, s.decay + t * s.kp);
   decay_row(a, head, s.bias, s.decay + t * s.kp);
+  ahead.step();
   s.beta[t] = beta_of(a, beta);
   s.qk[t] = dot(q, k, s.kp);
+  ahead.step();
   const F32 d;
   for (int64_t i = 0; i < s.kp; i += static_cast<int64_t>(hn::Lanes(d))) {
     const auto decay = hn::LoadU(d, s.decay + t * s.kp + i);
@@ -187,7 +192,7 @@ HWY_INLINE RecordPlace record_place(const kda_records& r, int64_t row, int64_t h
 
 // Decay and normalised key of the recorded tokens [0, count), formed as prepare_token formed them.
 HWY_NOINLINE inline void load_records(const kda_attention_spec& a, const GateHead& head, const kda_records& records,
-                             int64_t row, int64_t hv, int64_t count, HeadScratch& s) {
+                                      int64_t row, int64_t hv, int64_t count, HeadScratch& s) {
   const auto size = static_cast<int64_t>(dtype_size(a.gate_dtype));
   for (int64_t t = 0; t < count; ++t) {
     const RecordPlace place = record_place(records, row, hv, t);
@@ -201,7 +206,7 @@ HWY_NOINLINE inline void load_records(const kda_attention_spec& a, const GateHea
 // Rows [v, v+R) of a pool into `work`, replayed over `count` recorded tokens.
 template <int R, class S>
 HWY_NOINLINE inline void commit_rows(const kda_attention_spec& a, const kda_records& records, int64_t row, int64_t hv,
-                            int64_t v, int64_t count, const S* from, HeadScratch& s) {
+                                     int64_t v, int64_t count, const S* from, HeadScratch& s) {
   for (int r = 0; r < R; ++r) load_row(from + r * a.key_dim, a.key_dim, s.work + r * s.kp);
   for (int64_t t = 0; t < count; ++t) {
     replay_rows<R>(s.commit_k + t * s.kp, s.commit_decay + t * s.kp, record_place(records, row, hv, t).u + v,
