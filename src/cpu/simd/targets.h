@@ -39,6 +39,7 @@
 
 namespace kda::cpu {
 
+// 0: none on this architecture.
 inline int64_t target_of(Isa isa) {
   switch (isa) {
 #if HWY_ARCH_X86
@@ -47,7 +48,7 @@ inline int64_t target_of(Isa isa) {
 #elif HWY_ARCH_ARM
     case Isa::portable: return hwy::SupportedTargets() & (HWY_NEON | HWY_STATIC_TARGET);
 #endif
-    default: return HWY_STATIC_TARGET;
+    default: return isa == Isa::portable ? HWY_STATIC_TARGET : 0;
   }
 }
 
