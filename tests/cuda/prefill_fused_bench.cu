@@ -1,6 +1,7 @@
 // Times the fused prefill over the shapes of the targets table: CUDA graphs of >= 20 calls on rotating buffers,
 // rounds in shuffled order beside two copy controls, raw samples to a JSON file. Usage: prefill_fused_bench [--rounds
-// R] [--only SUBSTRING] [--gates bench,init,softplus] [--segments auto|N] [--json FILE]
+// R] [--only SUBSTRING] [--gates bench,init,softplus] [--forms auto,fused,staged,stages] [--segments
+// auto|N,N,...] [--json FILE]; `auto`: as plans choose; `stages`: the staged form's first kernel alone.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -10,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/kernels/prefill_fused/choose.h"
+#include "cuda/kernels/prefill_fused/launch.h"
 #include "prefill_fused_problem.cuh"
 
 using namespace kda::cuda::prefill_fused;
@@ -17,7 +20,7 @@ using kda::cuda::prefill_fused::dev::check;
 
 namespace {
 
-struct Shape {
+struct TableRow {
   const char* name;
   std::vector<int64_t> lengths;
   int heads;
@@ -28,7 +31,7 @@ std::vector<int64_t> times(int n, int64_t t) { return std::vector<int64_t>(n, t)
 
 const std::vector<int64_t> kMixed = {1300, 547, 2048, 963, 271, 3063};
 
-std::vector<Shape> shapes() {
+std::vector<TableRow> shapes() {
   return {{"1x8192", times(1, 8192), 96, 255, 480},
           {"1x8192", times(1, 8192), 64, 170, 310},
           {"1x8192", times(1, 8192), 32, 85, 190},
@@ -86,10 +89,12 @@ struct Buffers {
 
 struct Variant {
   std::string name;
-  Shape shape;
-  std::string gates;
+  TableRow shape;
+  std::string gates, form;
   int calls = 20;
   int segments = 1;
+  bool is_staged = false;
+  double expected = 0;  // by the cost model
   cudaGraphExec_t graph = nullptr;
   std::vector<double> samples;
 };
@@ -108,17 +113,75 @@ void bench_parameters(const std::string& gates, Buffers& b) {
   check(cudaMemcpy(b.dt_bias, dt_bias.data(), dt_bias.size() * 4, cudaMemcpyHostToDevice), "dt_bias");
 }
 
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> parts(1);
+  for (const char c : list) {
+    if (c == ',') parts.emplace_back();
+    else parts.back() += c;
+  }
+  return parts;
+}
+
+// Memory that all variants share.
+void* shared_space(int64_t bytes) {
+  static void* space = nullptr;
+  static int64_t size = 0;
+  if (bytes > size) {  // graphs hold the old one
+    check(cudaMalloc(&space, bytes), "space");
+    size = bytes;
+  }
+  return space;
+}
+
+cudaGraphExec_t capture(const Variant& variant, const Buffers& b, int64_t n, int64_t tokens, const int32_t* offsets,
+                        int sm_count, cudaStream_t stream) {
+  const int64_t h = variant.shape.heads;
+  const Gate family = variant.gates == "softplus" ? Gate::kSoftplus : Gate::kBounded;
+  const int64_t sets = std::max<int64_t>(1, std::min(kTokenHeads / (tokens * h), kStates / (n * h)));
+  Params p;
+  p.q_rows = p.k_rows = p.v_rows = p.gate_rows = p.out_rows = Rows{0, h * 128, 128};
+  p.beta_rows = Rows{0, h, 1};
+  p.a_log = b.a_log, p.dt_bias = b.dt_bias, p.lower_bound = -5.0f, p.scale = 1.0f / std::sqrt(128.0f);
+  p.cu_seqlens = Indices{offsets, 1, 0};
+  p.sequences = n, p.tokens = tokens, p.heads = p.value_heads = static_cast<int32_t>(h);
+  p.initial = Initial::kAll;
+  p.state_in_stride = p.state_out_stride = h * 16384, p.state_in_slots = p.state_out_slots = n;
+  p.segments = variant.segments;
+  const int64_t cut_bytes = prefill_fused_workspace(n, p.value_heads, p.segments);
+  const int64_t stage_bytes = staged_workspace(staged_positions(p), p.value_heads);
+  char* space = static_cast<char*>(shared_space(cut_bytes + stage_bytes));
+  if (p.segments > 1) p.segment_space = reinterpret_cast<float*>(space);
+  if (variant.is_staged) p.stages = space + cut_bytes;
+  p.stage_positions = staged_positions(p);
+  cudaGraph_t graph;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+  for (int call = 0; call < variant.calls; ++call) {
+    const int64_t at = (call % sets) * tokens * h, state_at = (call % sets) * n * h * 16384;
+    p.q = b.q + at * 128, p.k = b.k + at * 128, p.v = b.v + at * 128, p.gate = b.gate + at * 128;
+    p.beta = b.beta + at, p.out = b.out + at * 128;
+    p.state_in = b.state_in + state_at, p.state_out = b.state_out + state_at;
+    check(variant.form == "stages" ? launch_stages(p, family, Real::kBf16, sm_count, stream)
+                                   : launch_prefill_fused(p, family, Real::kBf16, sm_count, stream),
+          "launch");
+  }
+  check(cudaStreamEndCapture(stream, &graph), "end capture");
+  cudaGraphExec_t executable;
+  check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  return executable;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   int rounds = 11;
-  std::string only, json, gate_list = "bench", cut = "auto";
+  std::string only, json, gate_list = "bench", cut = "auto", form_list = "auto";
   for (int i = 1; i + 1 < argc; i += 2) {
     if (!std::strcmp(argv[i], "--rounds")) rounds = std::atoi(argv[i + 1]);
     if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
     if (!std::strcmp(argv[i], "--json")) json = argv[i + 1];
     if (!std::strcmp(argv[i], "--segments")) cut = argv[i + 1];
     if (!std::strcmp(argv[i], "--gates")) gate_list = argv[i + 1];
+    if (!std::strcmp(argv[i], "--forms")) form_list = argv[i + 1];
   }
   cudaDeviceProp device;
   check(cudaGetDeviceProperties(&device, 0), "properties");
@@ -138,7 +201,6 @@ int main(int argc, char** argv) {
   check(cudaDeviceSynchronize(), "fill");
 
   std::vector<Variant> variants;
-  std::vector<void*> offsets;
   for (const std::string gates : {"bench", "init", "softplus"}) {
     if (gate_list.find(gates) == std::string::npos) continue;
     Buffers set = b;
@@ -146,48 +208,30 @@ int main(int argc, char** argv) {
     bench_parameters(gates, set);
     const Gate family = gates == "softplus" ? Gate::kSoftplus : Gate::kBounded;
     check(prepare_prefill_fused(family, Real::kBf16, -5.0f), "prepare");
-    for (const Shape& shape : shapes()) {
-      Variant variant;
-      variant.shape = shape, variant.gates = gates;
-      variant.name = std::string(shape.name) + " H=" + std::to_string(shape.heads);
-      if (!only.empty() && variant.name.find(only) == std::string::npos) continue;
+    for (const TableRow& shape : shapes()) {
+      const std::string name = std::string(shape.name) + " H=" + std::to_string(shape.heads);
+      if (!only.empty() && name.find(only) == std::string::npos) continue;
       const int64_t tokens = std::accumulate(shape.lengths.begin(), shape.lengths.end(), int64_t{0});
-      const int64_t n = static_cast<int64_t>(shape.lengths.size()), h = shape.heads;
+      const int64_t n = static_cast<int64_t>(shape.lengths.size());
       std::vector<int32_t> cu(1, 0);
       for (int64_t x : shape.lengths) cu.push_back(cu.back() + static_cast<int32_t>(x));
       int32_t* device_cu;
       allocate(device_cu, n + 1);
       check(cudaMemcpy(device_cu, cu.data(), (n + 1) * 4, cudaMemcpyHostToDevice), "cu");
-      const int segments = cut == "auto"
-                               ? choose_segments(n, static_cast<int32_t>(h), tokens, device.multiProcessorCount)
-                               : std::atoi(cut.c_str());
-      float* segment_space = nullptr;
-      if (segments > 1)
-        check(cudaMalloc(&segment_space, prefill_fused_workspace(n, static_cast<int32_t>(h), segments)), "space");
-      variant.segments = segments;
-      const int64_t sets = std::max<int64_t>(1, std::min(kTokenHeads / (tokens * h), kStates / (n * h)));
-      cudaGraph_t graph;
-      check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-      for (int call = 0; call < variant.calls; ++call) {
-        const int64_t at = (call % sets) * tokens * h;
-        Params p;
-        p.q = b.q + at * 128, p.k = b.k + at * 128, p.v = b.v + at * 128, p.gate = b.gate + at * 128;
-        p.beta = b.beta + at, p.out = b.out + at * 128;
-        p.q_rows = p.k_rows = p.v_rows = p.gate_rows = p.out_rows = Rows{0, h * 128, 128};
-        p.beta_rows = Rows{0, h, 1};
-        p.a_log = set.a_log, p.dt_bias = set.dt_bias, p.lower_bound = -5.0f, p.scale = 1.0f / std::sqrt(128.0f);
-        p.cu_seqlens = Indices{device_cu, 1, 0};
-        p.sequences = n, p.tokens = tokens, p.heads = p.value_heads = static_cast<int32_t>(h);
-        p.segments = segments, p.segment_space = segment_space;
-        p.initial = Initial::kAll;
-        const int64_t state_at = (call % sets) * n * h * 16384;
-        p.state_in = b.state_in + state_at, p.state_out = b.state_out + state_at;
-        p.state_in_stride = p.state_out_stride = h * 16384, p.state_in_slots = p.state_out_slots = n;
-        check(launch_prefill_fused(p, family, Real::kBf16, device.multiProcessorCount, stream), "launch");
+      for (const std::string& form : split(form_list)) {
+        for (const std::string& count : split(cut)) {
+          Variant variant;
+          variant.shape = shape, variant.gates = gates, variant.name = name, variant.form = form;
+          const Form best = choose_form({n, shape.heads, tokens, device.multiProcessorCount, true, form != "fused"});
+          variant.segments = count == "auto" ? best.segments : std::atoi(count.c_str());
+          variant.is_staged = form == "auto" ? best.is_staged : form != "fused";
+          if (form == "auto") variant.expected = best.microseconds;
+          if (form == "stages" && count != split(cut).front()) continue;
+          if (variant.segments > 1 && tokens / n < 512) continue;
+          variant.graph = capture(variant, set, n, tokens, device_cu, device.multiProcessorCount, stream);
+          variants.push_back(variant);
+        }
       }
-      check(cudaStreamEndCapture(stream, &graph), "end capture");
-      check(cudaGraphInstantiate(&variant.graph, graph, 0), "instantiate");
-      variants.push_back(variant);
     }
   }
   const int64_t copy_bytes = kTokenHeads * 128 * 2;
@@ -237,17 +281,21 @@ int main(int argc, char** argv) {
   for (const Variant& v : variants) {
     if (v.gates.empty()) continue;
     const double us = median(v.samples), floor = v.shape.floor_us * 4.0 / copy_rate;
-    std::printf("%-16s %-8s S=%d %8.1f us (min %.1f max %.1f)  floor %.0f = x%.2f  target %.0f = x%.2f\n",
-                v.name.c_str(), v.gates.c_str(), v.segments, us,
-                *std::min_element(v.samples.begin(), v.samples.end()),
-                *std::max_element(v.samples.begin(), v.samples.end()), floor, us / floor, v.shape.target_us,
-                us / v.shape.target_us);
+    std::printf(
+        "%-16s %-8s %-6s %s S=%-2d expected %6.1f: %8.1f us (min %.1f max %.1f)  floor %.0f = x%.2f  target %.0f = "
+        "x%.2f\n",
+        v.name.c_str(), v.gates.c_str(), v.form.c_str(), v.is_staged ? "staged" : "fused ", v.segments, v.expected,
+        us, *std::min_element(v.samples.begin(), v.samples.end()),
+        *std::max_element(v.samples.begin(), v.samples.end()), floor, us / floor, v.shape.target_us,
+        us / v.shape.target_us);
   }
   if (!json.empty()) {
     std::ofstream file(json);
     file << "{\"device\": \"" << device.name << "\", \"copy_tb_per_s\": " << copy_rate << ", \"variants\": [\n";
     for (size_t i = 0; i < variants.size(); ++i) {
-      file << (i ? ",\n" : "") << "{\"name\": \"" << variants[i].name << "\", \"segments\": " << variants[i].segments
+      file << (i ? ",\n" : "") << "{\"name\": \"" << variants[i].name << "\", \"form\": \"" << variants[i].form
+           << "\", \"staged\": " << (variants[i].is_staged ? "true" : "false")
+           << ", \"expected_us\": " << variants[i].expected << ", \"segments\": " << variants[i].segments
            << ", \"gates\": \"" << variants[i].gates << "\", \"us\": [";
       for (size_t s = 0; s < variants[i].samples.size(); ++s) file << (s ? ", " : "") << variants[i].samples[s];
       file << "]}";

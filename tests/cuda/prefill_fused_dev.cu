@@ -378,6 +378,30 @@ void segments() {
   default_segments = 1;
 }
 
+// The staged form: everything again, and the fused form's bits.
+void staged() {
+  default_staged = true;
+  mixed();
+  distributions();
+  bits();
+  output_list();
+  segments();
+  for (const Gate family : {Gate::kBounded, Gate::kSoftplus, Gate::kPlain}) {
+    Problem c = varlen("staged");
+    c.family = family;
+    if (family == Gate::kPlain)
+      for (float& x : c.gate) x = -std::fabs(x);
+    Device d;
+    upload(c, d);
+    const Result apart = run(c, d);
+    c.is_staged = false;
+    d.p.stages = nullptr;
+    const Result whole = run(c, d);
+    expect_bits("staged: the fused form's bits", whole.out == apart.out && whole.pool == apart.pool);
+  }
+  default_staged = false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -389,6 +413,8 @@ int main(int argc, char** argv) {
     test(c);
     default_segments = 3;
     test(basic("cut", {800}, 1, 1));
+    default_staged = true;
+    test(basic("cut", {800}, 1, 1));
     return failures != 0;
   }
   small();
@@ -399,6 +425,7 @@ int main(int argc, char** argv) {
   checkpoints();
   output_list();
   segments();
+  staged();
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

@@ -148,9 +148,12 @@ struct Error {
 // One test problem: host inputs in the dtypes of the call, expected results, device buffers.
 // Most segments of a sequence in the problems made from now on.
 inline int default_segments = 1;
+// Whether they take the staged form.
+inline bool default_staged = false;
 
 struct Problem {
   int segments = default_segments;
+  bool is_staged = default_staged;
   std::string name;
   Gate family = Gate::kBounded;
   Real gate_type = Real::kBf16, beta_type = Real::kBf16, pool_type = Real::kF32;

@@ -9,7 +9,7 @@ namespace kda::cuda::prefill_fused::dev {
 
 struct Device {
   Buffer q, k, v, gate, beta, out, pool, cu, begin, length, slots, flags, a_log, dt_bias;
-  Buffer begins64, lengths64, initial64, out64, final64, segment_space;
+  Buffer begins64, lengths64, initial64, out64, final64, segment_space, stages;
   Params p;
   std::vector<int64_t> begins;
 };
@@ -130,9 +130,15 @@ inline Result run(const Problem& c, Device& d) {
     d.segment_space.fill(0xFF);
     d.p.segment_space = static_cast<float*>(d.segment_space.data());
   }
+  if (c.is_staged) {
+    d.stages.allocate(staged_workspace(staged_positions(d.p), d.p.value_heads));
+    d.stages.fill(0xFF);
+    d.p.stages = d.stages.data();
+  }
   check(prepare_prefill_fused(c.family, c.gate_type, static_cast<float>(c.lower_bound)), "prepare");
   check(launch_prefill_fused(d.p, c.family, c.gate_type, sm_count, nullptr), "launch");
   check(cudaDeviceSynchronize(), c.name.c_str());
+  if (c.is_staged && !d.stages.guard_intact()) std::printf("FAIL stages overrun\n"), std::exit(1);
   if (c.segments > 1 && !d.segment_space.guard_intact()) std::printf("FAIL segment space overrun\n"), std::exit(1);
   return {d.out.download<uint16_t>(), d.pool.download<uint8_t>()};
 }
@@ -217,8 +223,9 @@ inline bool compare(const Problem& c, const Device& d, const Result& r, const Ex
                   state.nan_mismatch == 0 && out.finite_inf_mismatch == 0 && state.finite_inf_mismatch == 0 &&
                   bad_rows == 0 && bad_slots == 0 && guards;
   std::printf("%-4s %s%-26s out %.3e (head %.2e) state %.3e (head %.2e) |o| %.6f |S| %.6f", ok ? "ok" : "FAIL",
-              c.segments > 1 ? "cut: " : "", c.name.c_str(), out_total.ratio(), out.worst_head, state_total.ratio(),
-              state.worst_head, std::sqrt(out_total.norm), std::sqrt(state_total.norm));
+              c.is_staged ? (c.segments > 1 ? "staged, cut: " : "staged: ") : (c.segments > 1 ? "cut: " : ""),
+              c.name.c_str(), out_total.ratio(), out.worst_head, state_total.ratio(), state.worst_head,
+              std::sqrt(out_total.norm), std::sqrt(state_total.norm));
   if (!ok)
     std::printf(" nan %ld/%ld inf %ld/%ld rows %ld slots %ld guards %d worst out (%ld,%ld) state (%ld,%ld)",
                 out.nan_mismatch, state.nan_mismatch, out.finite_inf_mismatch, state.finite_inf_mismatch, bad_rows,

@@ -211,7 +211,7 @@ void run_the_operators(bool skip_barriers) {
 }  // namespace kda::test
 
 // --copies: state copies and metadata alone.
-// --skip barriers: for a tool that cannot follow barriers in shared memory (docs/kernels/prefill_fused.md, decode_step.md).
+// --skip barriers: for a tool that cannot follow barriers in shared memory (docs/kernels/prefill.md, decode_step.md).
 int main(int argc, char** argv) {
   using namespace kda::test;
   const bool only_copies = argc > 1 && std::strcmp(argv[1], "--copies") == 0;

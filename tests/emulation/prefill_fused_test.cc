@@ -3,6 +3,8 @@
 // hardware.
 #include <gtest/gtest.h>
 
+#include "cuda/kernels/prefill_fused/chain.cuh"
+#include "cuda/kernels/prefill_fused/choose.h"
 #include "cuda/kernels/prefill_fused/kernel.cuh"
 #include "cuda/kernels/prefill_fused/segments.cuh"
 #include "prefill_problem.h"
@@ -16,23 +18,48 @@ namespace {
 
 using namespace cuda::prefill_fused;
 
-template <Gate kGate, class GateType, Diagonal kDiagonal>
-void launch(const Params& p, int clusters) {
-  for (int i = 0; i < clusters; ++i) {
+template <int kGroups>
+void launch_chains(const Params& p, int works) {
+  const int ctas = kChainCtas<kGroups>;
+  for (int i = 0; i < works; ++i)
     emulation::run_cluster(
-        kClusterSize, kThreads, i * kClusterSize, clusters * kClusterSize,
-        [&] { prefill_fused_kernel<Config<kGate, GateType, kDiagonal>>(p); }, [] { return s_memory; });
+        ctas, kChainThreads<kGroups>, i * ctas, works * ctas,
+        [&] { p.pass == Pass::kSummaries ? chain_kernel<kGroups, false>(p) : chain_kernel<kGroups, true>(p); },
+        [] { return s_memory; });
+}
+
+// The kernel of a launch: the fused one, or with Params::stages the chain, one or two warpgroups a CTA by the number
+// of `clusters`; `prepare`: what makes its stages.
+template <Gate kGate, class GateType, Diagonal kDiagonal>
+void launch(Params p, int clusters, bool prepare) {
+  using C = Config<kGate, GateType, kDiagonal>;
+  p.gate_family = kGate, p.gate_type = sizeof(GateType) == 4 ? Real::kBf16 : Real::kF32;
+  const auto memory = [] { return s_memory; };
+  if (prepare) {
+    const int blocks = clusters * p.value_heads;
+    for (int i = 0; i < blocks; ++i)
+      emulation::run_cluster(
+          1, kPrepareThreads, i, blocks, [&] { prepare_stages_kernel<C>(p); }, memory);
+  } else if (p.stages != nullptr) {
+    clusters == 2 ? launch_chains<1>(p, clusters) : launch_chains<2>(p, clusters);
+  } else {
+    for (int i = 0; i < clusters; ++i)
+      emulation::run_cluster(
+          kClusterSize, kThreads, i * kClusterSize, clusters * kClusterSize, [&] { prefill_fused_kernel<C>(p); },
+          memory);
   }
   EXPECT_EQ(emulation::race_count(), 0u);
 }
 
-void launch_kernel(const PrefillProblem& problem, const Params& p, int clusters, Diagonal diagonal) {
+void launch_kernel(const PrefillProblem& problem, const Params& p, int clusters, Diagonal diagonal,
+                   bool prepare = false) {
   using Bf16 = uint32_t;
-  if (problem.family == Gate::kSoftplus) return launch<Gate::kSoftplus, Bf16, Diagonal::kDyadic>(p, clusters);
-  if (problem.family == Gate::kPlain) return launch<Gate::kPlain, float2, Diagonal::kDyadic>(p, clusters);
-  if (diagonal == Diagonal::kDyadic) return launch<Gate::kBounded, Bf16, Diagonal::kDyadic>(p, clusters);
-  if (problem.gates_are_f32) return launch<Gate::kBounded, float2, Diagonal::kAnchored>(p, clusters);
-  launch<Gate::kBounded, Bf16, Diagonal::kAnchored>(p, clusters);
+  if (problem.family == Gate::kSoftplus)
+    return launch<Gate::kSoftplus, Bf16, Diagonal::kDyadic>(p, clusters, prepare);
+  if (problem.family == Gate::kPlain) return launch<Gate::kPlain, float2, Diagonal::kDyadic>(p, clusters, prepare);
+  if (diagonal == Diagonal::kDyadic) return launch<Gate::kBounded, Bf16, Diagonal::kDyadic>(p, clusters, prepare);
+  if (problem.gates_are_f32) return launch<Gate::kBounded, float2, Diagonal::kAnchored>(p, clusters, prepare);
+  launch<Gate::kBounded, Bf16, Diagonal::kAnchored>(p, clusters, prepare);
 }
 
 // The call's tensors but states; `offsets` and `gate_bits` are what it points to.
@@ -94,6 +121,13 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
     p.checkpoint_out = result.checkpoint.data();
     p.checkpoint_row_stride = p.checkpoint_stride = row * 128;
   }
+  std::vector<char> stages;
+  if (problem.is_staged) {
+    p.stage_positions = p.tokens / kChunk + n;
+    stages.assign(p.stage_positions * problem.heads * Staged::kStride, static_cast<char>(0xff));
+    p.stages = stages.data();
+    launch_kernel(problem, p, clusters, diagonal, true);
+  }
   if (problem.segments <= 1) {
     launch_kernel(problem, p, clusters, diagonal);
     return result;
@@ -147,6 +181,63 @@ TEST(PrefillFusedEmulated, S06_CutIntoSegments) {
   PrefillProblem problem({580}, 1, Gate::kBounded, -12.0);  // slow gates: every map matters
   problem.segments = 4;
   expect_release_targets(problem, run(problem, 2));
+}
+
+// The staged form makes the fused form's bits.
+void expect_same_bits(PrefillProblem problem, int clusters) {
+  const PrefillResult fused = run(problem, clusters);
+  problem.is_staged = true;
+  const PrefillResult staged = run(problem, clusters);
+  EXPECT_EQ(fused.out, staged.out);
+  EXPECT_EQ(fused.state, staged.state);
+}
+
+TEST(PrefillFusedEmulated, N12_StagedBounded) { expect_same_bits({{33, 0, 200}, 2, Gate::kBounded}, 2); }
+TEST(PrefillFusedEmulated, N12_StagedValuesBeyondFp16) {
+  PrefillProblem problem({64}, 1, Gate::kBounded);
+  for (int i = 0; i < 128; ++i) problem.v[40 * 128 + i] = bf16_bits(3e30);
+  expect_same_bits(problem, 1);
+}
+TEST(PrefillFusedEmulated, N12_StagedSoftplus) { expect_same_bits({{100}, 1, Gate::kSoftplus}, 1); }
+TEST(PrefillFusedEmulated, N12_StagedPlain) { expect_same_bits({{5, 64}, 1, Gate::kPlain}, 3); }
+
+TEST(PrefillFusedEmulated, S06_StagedSegments) {
+  PrefillProblem problem({580}, 1, Gate::kBounded, -12.0);
+  problem.segments = 4, problem.is_staged = true;
+  expect_release_targets(problem, run(problem, 1));
+}
+
+// A fresh sequence whose slot is dead is inactive, wherever its final state would go (P-5, P-8).
+TEST(PrefillFusedEmulated, P05_FreshRowsOfDeadSlots) {
+  const int64_t slots[] = {1, -1, 7, 0};
+  const uint8_t flags[] = {0, 0, 0, 1};
+  float pool[2] = {}, packed[4] = {};
+  Params p;
+  p.state_in = pool, p.state_in_slots = 2, p.initial = Initial::kFlags, p.has_initial = flags;
+  p.slots = Indices{slots, 1, 1};
+  for (const bool is_packed : {false, true}) {
+    p.state_out = is_packed ? static_cast<void*>(packed) : nullptr;
+    p.state_out_is_packed = is_packed, p.state_out_slots = 4;
+    for (int n = 0; n < 4; ++n) {
+      const Slots row = sequence_slots(p, n);
+      const bool active = n == 0 || n == 3;
+      EXPECT_EQ(row.is_active, active) << n;
+      EXPECT_EQ(row.write, is_packed && active ? n : -1) << n;
+    }
+  }
+}
+
+TEST(PrefillFusedEmulated, S08_FormsByHostFacts) {
+  const auto choose = [](int64_t n, int32_t heads, int64_t tokens, bool may_cut) {
+    return choose_form({n, heads, tokens, 132, may_cut, true});
+  };
+  EXPECT_GT(choose(1, 12, 65536, true).segments, 1);
+  EXPECT_TRUE(choose(1, 12, 65536, true).is_staged);
+  EXPECT_EQ(choose(1, 12, 65536, false).segments, 1);  // batch_invariant
+  EXPECT_FALSE(choose_form({1, 12, 65536, 132, true, false}).is_staged);
+  EXPECT_EQ(choose(128, 96, 131072, true).segments, 1);
+  EXPECT_EQ(choose(0, 12, 0, true).segments, 1);
+  EXPECT_EQ(choose(1, 12, 1, true).segments, 1);
 }
 
 // Maps of whole sequences (S-3, S-9): the run without outputs from zero and from the identity; applied to the initial

@@ -4,10 +4,13 @@
 #include <algorithm>
 
 #include "base/tensor.h"
+#include "core/operators.h"
+#include "core/select.h"
 #include "cuda/host/candidate.h"
 #include "cuda/host/candidates.h"
 #include "cuda/host/error.h"
 #include "cuda/host/gates.h"
+#include "cuda/kernels/prefill_fused/choose.h"
 
 namespace kda::cuda {
 namespace {
@@ -112,6 +115,14 @@ Status launch_fused(const fused::Params& p, const kda_attention_spec& a, int32_t
 
 namespace {
 
+Status check_layout(const kda_prefill_args& args) {
+  KDA_RETURN_IF_ERROR(check_fused_rows("q", args.q));
+  KDA_RETURN_IF_ERROR(check_fused_rows("k", args.k));
+  KDA_RETURN_IF_ERROR(check_fused_rows("v", args.v));
+  KDA_RETURN_IF_ERROR(check_fused_rows("gate", args.gate));
+  return check_fused_rows("out", args.out);
+}
+
 class FusedPrefillKernel final : public Kernel<Prefill> {
  public:
   FusedPrefillKernel(const kda_prefill_desc& desc, const Context& context)
@@ -119,47 +130,57 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
 
   Status prepare() const { return prepare_fused(desc_.attention); }
 
-  // Books the segment space (S-6, S-8) for every run that these bounds allow; none where sequences may not be cut.
-  void book_segments(WorkspaceBook& book) {
-    if (desc_.segments == KDA_SEGMENTS_OFF || (desc_.flags & KDA_PLAN_BATCH_INVARIANT) != 0) return;
-    if (desc_.max_checkpoints > 0) return;
-    for (int64_t n = 1; n <= desc_.max_sequences && n * desc_.attention.num_value_heads <= multiprocessors_; ++n) {
-      for (int64_t tokens = desc_.max_tokens; tokens >= kShortestCut; tokens /= 2)
-        segment_bytes_ = std::max(segment_bytes_, segment_bytes(n, segments(n, tokens)));
+  // For runs whose rows this kernel cannot load, in plans that did not ask for it by name.
+  void set_fallback(std::unique_ptr<Kernel<Prefill>> kernel) { fallback_ = std::move(kernel); }
+
+  // Books the stages and the segment space (S-6, S-8) for every run that these bounds allow.
+  void book_space(WorkspaceBook& book) {
+    const int64_t most = std::min(desc_.max_sequences, fused::kMostStagedSequences);
+    for (int64_t n = 1; n <= most; ++n) {
+      for (int64_t tokens = desc_.max_tokens; tokens >= 1; tokens /= 2) {
+        const Space wanted = space(n, tokens);
+        booked_.segment_bytes = std::max(booked_.segment_bytes, wanted.segment_bytes);
+        booked_.stage_bytes = std::max(booked_.stage_bytes, wanted.stage_bytes);
+      }
     }
-    if (segment_bytes_ > 0) segment_section_ = book.book_bytes("segments", segment_bytes_);
+    if (booked_.segment_bytes > 0) segment_section_ = book.book_bytes("segments", booked_.segment_bytes);
+    if (booked_.stage_bytes > 0) stage_section_ = book.book_bytes("scratch", booked_.stage_bytes);
   }
 
   Status run(const kda_prefill_args& args, const WorkspaceGrant& workspace, void* stream) const override {
-    KDA_RETURN_IF_ERROR(check_fused_rows("q", args.q));
-    KDA_RETURN_IF_ERROR(check_fused_rows("k", args.k));
-    KDA_RETURN_IF_ERROR(check_fused_rows("v", args.v));
-    KDA_RETURN_IF_ERROR(check_fused_rows("gate", args.gate));
-    KDA_RETURN_IF_ERROR(check_fused_rows("out", args.out));
+    const Status layout = check_layout(args);
+    if (!layout.ok()) return fallback_ ? fallback_->run(args, workspace, stream) : layout;
     fused::Params p;
     fill_tokens(args, p);
     fill_fused_sequences(args.sequences, args.q, p);
     fill_states(args, p);
     fill_checkpoints(args, p);
-    if (segment_bytes_ > 0) {
-      const int count = segments(p.sequences, args.q.rank > 3 ? p.tokens * p.sequences : p.tokens);
-      if (segment_bytes(p.sequences, count) <= segment_bytes_) {
-        p.segments = count;
-        p.segment_space = workspace.get<float>(segment_section_);
-      }
+    const Space wanted = space(p.sequences, args.q.rank > 3 ? p.tokens * p.sequences : p.tokens);
+    if (wanted.segment_bytes <= booked_.segment_bytes && wanted.stage_bytes <= booked_.stage_bytes) {
+      p.segments = wanted.segments;
+      if (wanted.segment_bytes > 0) p.segment_space = workspace.get<float>(segment_section_);
+      if (wanted.stage_bytes > 0) p.stages = workspace.get<char>(stage_section_);
     }
     return launch_fused(p, desc_.attention, device_, multiprocessors_, stream);
   }
 
  private:
-  static constexpr int64_t kShortestCut = 512;  // tokens; choose_segments leaves shorter ones whole
-
-  int segments(int64_t sequences, int64_t tokens) const {
-    return fused::choose_segments(sequences, static_cast<int32_t>(desc_.attention.num_value_heads), tokens,
-                                  multiprocessors_);
-  }
-  int64_t segment_bytes(int64_t sequences, int count) const {
-    return fused::prefill_fused_workspace(sequences, static_cast<int32_t>(desc_.attention.num_value_heads), count);
+  // What a run of this size wants of the workspace; nothing where there are checkpoints, which the fused form serves.
+  struct Space {
+    int segments = 1;
+    int64_t segment_bytes = 0, stage_bytes = 0;
+  };
+  Space space(int64_t sequences, int64_t tokens) const {
+    Space space;
+    if (desc_.max_checkpoints > 0) return space;
+    const bool may_cut = desc_.segments != KDA_SEGMENTS_OFF && (desc_.flags & KDA_PLAN_BATCH_INVARIANT) == 0;
+    const auto heads = static_cast<int32_t>(desc_.attention.num_value_heads);
+    const fused::Form form = fused::choose_form(
+        {sequences, heads, tokens, multiprocessors_, may_cut, sequences <= fused::kMostStagedSequences});
+    space.segments = form.segments;
+    space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, form.segments);
+    if (form.is_staged) space.stage_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
+    return space;
   }
 
   void fill_tokens(const kda_prefill_args& args, fused::Params& p) const {
@@ -212,15 +233,24 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
 
   kda_prefill_desc desc_;
   int32_t device_, multiprocessors_;
-  int64_t segment_bytes_ = 0;  // 0: sequences are never cut
-  WorkspaceBook::Id segment_section_{};
+  std::unique_ptr<Kernel<Prefill>> fallback_;
+  Space booked_;
+  WorkspaceBook::Id segment_section_{}, stage_section_{};
 };
 
 Result<std::unique_ptr<Kernel<Prefill>>> create(const kda_prefill_desc& desc, const Context& context,
                                                 WorkspaceBook& book) {
   auto kernel = std::make_unique<FusedPrefillKernel>(desc, context);
-  kernel->book_segments(book);
+  kernel->book_space(book);
   KDA_RETURN_IF_ERROR(kernel->prepare());
+  auto request = requested_backend(Prefill::kOp, desc.backend, Prefill::kEnvironment);
+  if (!request.ok()) return request.status();
+  if (request.value().name == "auto") {
+    WorkspaceBook none;  // the portable kernel books nothing
+    auto portable = portable_prefill()->create(desc, context, none);
+    if (!portable.ok()) return portable.status();
+    kernel->set_fallback(std::move(portable.value()));
+  }
   return std::unique_ptr<Kernel<Prefill>>(std::move(kernel));
 }
 

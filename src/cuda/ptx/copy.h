@@ -24,12 +24,40 @@ __device__ __forceinline__ void bulk_load(uint32_t target, const void* source, u
                : "memory");
 }
 
+// Global memory to the same place in the shared memory of every CTA of the cluster in `ctas` (bit r: rank r);
+// completes on the barrier at `barrier` in each. Addresses of this CTA's window.
+__device__ __forceinline__ void bulk_load_multicast(uint32_t target, const void* source, uint32_t bytes,
+                                                    uint32_t barrier, uint32_t ctas) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(ctas))
+      : "memory");
+}
+
+// Shared to global memory. The issuing thread commits what it started to a group, and waits until all but the last
+// kPending groups have read their sources.
+__device__ __forceinline__ void bulk_store(void* target, uint32_t source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void bulk_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
 // 16 bytes to shared memory; with `bytes` 0 the source is not read and zeros are written.
 __device__ __forceinline__ void copy_async_16(uint32_t target, const void* source, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Arrives at a barrier, which counts this arrival, once this thread's copies so far are done.
+__device__ __forceinline__ void copy_async_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
 
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {

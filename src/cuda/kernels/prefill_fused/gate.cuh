@@ -9,7 +9,8 @@ namespace kda::cuda::prefill_fused {
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kClampLog2 = -150.04028f;  // -104 * log2(e), H-6
 
-// -exp(A_log) * log2(e), kept finite where that passes fp32's range: an infinity would make 0 * inf of a gate of zero.
+// -exp(A_log) * log2(e), kept finite where that passes fp32's range: an infinity would make 0 * inf of a gate of
+// zero.
 __device__ __forceinline__ float gate_factor(float a_log, bool has_a_log) {
   constexpr float kLeast = -3.402823466e38f;
   return ptx::max_nan(-(has_a_log ? expf(a_log) : 1.0f) * kLog2e, kLeast);

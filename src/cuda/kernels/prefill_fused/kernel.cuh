@@ -1,5 +1,5 @@
 // Fused KDA prefill for Hopper, K = V = 128, bf16 in and out, fp32 state carry. Spec E, H, N, P; design and measured
-// figures: docs/kernels/prefill_fused.md.
+// figures: docs/kernels/prefill.md.
 //
 // Grid: clusters of two CTAs, persistent; cluster i takes works i, i + clusters, ... of the list (sequences longest
 // first) x (value heads). The two CTAs own 64 value rows each and share all preparation.
@@ -22,26 +22,6 @@ constexpr int kConsumerRegisters = C::kDiagonal == Diagonal::kAnchored ? 200 : 1
 template <class C>
 constexpr int kProducerRegisters = C::kDiagonal == Diagonal::kAnchored ? 152 : 160;
 
-// Fills the table of sequences and the list of their numbers by falling length, ties by number; all threads.
-__device__ inline void list_sequences(const Params& p) {
-  const int n = static_cast<int>(p.sequences);
-  const bool tabled = has_table(p);
-  if (tabled) {
-    for (int i = threadIdx.x; i < n; i += kThreads) sequence_table()[i] = make_entry(p, i);
-    __syncthreads();
-  }
-  if (!has_order(p)) return;
-  for (int i = threadIdx.x; i < n; i += kThreads) {
-    const int64_t mine = tabled ? sequence_table()[i].length : sequence_span(p, i).length;
-    int rank = 0;
-    for (int j = 0; j < n; ++j) {
-      const int64_t other = tabled ? sequence_table()[j].length : sequence_span(p, j).length;
-      rank += other > mine || (other == mine && j < i) ? 1 : 0;
-    }
-    sequence_order()[rank] = static_cast<uint16_t>(i);
-  }
-}
-
 template <class C>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 1)
     prefill_fused_kernel(const __grid_constant__ Params p) {
@@ -49,13 +29,8 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   const uint32_t rank = ptx::cluster_rank();
   const int warpgroup = static_cast<int>(threadIdx.x) >> 7;
 
-  list_sequences(p);
-  // The upper triangles of T' and M are zero and stay so; everything else of a stage is written before it is read.
-  for (uint32_t i = threadIdx.x; i < kStages * (Stage::kDecay - Stage::kSolve) / 16; i += kThreads) {
-    const uint32_t per_stage = (Stage::kDecay - Stage::kSolve) / 16;
-    ptx::store_shared(
-        shared + Shared::kStage + (i / per_stage) * Stage::kStride + Stage::kSolve + (i % per_stage) * 16, uint4{});
-  }
+  list_sequences(p, kThreads);
+  for (uint32_t i = 0; i < kStages; ++i) clear_triangles(shared + Shared::kStage + i * Stage::kStride, kThreads);
   if (threadIdx.x == 0) {
     const uint32_t barriers = shared + Shared::kBarriers;
     for (int i = 0; i < kStages; ++i) {
@@ -70,7 +45,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
 
   if (warpgroup == 0) {
     ptx::set_max_registers_up<kConsumerRegisters<C>>();
-    consume<C>(p, shared, rank);
+    consume<SharedRing, OwnTraffic<C::kDiagonal == Diagonal::kAnchored>>(p, shared, rank);
   } else {
     ptx::set_max_registers_down<kProducerRegisters<C>>();
     produce<C>(p);

@@ -1,12 +1,12 @@
 #include <algorithm>
 
 #include "cuda/kernels/prefill_fused/kernel.cuh"
+#include "cuda/kernels/prefill_fused/launch.h"
 #include "cuda/kernels/prefill_fused/segments.cuh"
+#include "cuda/kernels/prefill_fused/stages.cuh"
 
 namespace kda::cuda::prefill_fused {
 namespace {
-
-using Kernel = void (*)(Params);
 
 template <Gate kGate, Diagonal kDiagonal>
 Kernel kernel_for(Real gate_type) {
@@ -17,8 +17,9 @@ Kernel kernel_for(Real gate_type) {
 Kernel find_kernel(Gate gate, Real gate_type, float lower_bound) {
   switch (gate) {
     case Gate::kBounded:
-      return lower_bound >= kMinAnchoredBound ? kernel_for<Gate::kBounded, Diagonal::kAnchored>(gate_type)
-                                              : kernel_for<Gate::kBounded, Diagonal::kDyadic>(gate_type);
+      return diagonal_for(gate, lower_bound) == Diagonal::kAnchored
+                 ? kernel_for<Gate::kBounded, Diagonal::kAnchored>(gate_type)
+                 : kernel_for<Gate::kBounded, Diagonal::kDyadic>(gate_type);
     case Gate::kSoftplus: return kernel_for<Gate::kSoftplus, Diagonal::kDyadic>(gate_type);
     case Gate::kPlain: return kernel_for<Gate::kPlain, Diagonal::kDyadic>(gate_type);
   }
@@ -30,22 +31,37 @@ Kernel find_kernel(Gate gate, Real gate_type, float lower_bound) {
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound) {
   // Asking for a kernel's attributes loads it: a run that cuts sequences launches both.
   cudaFuncAttributes attributes;
-  const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_segments_kernel));
+  cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_segments_kernel));
   if (error != cudaSuccess) return error;
-  return cudaFuncSetAttribute(reinterpret_cast<const void*>(find_kernel(gate, gate_type, lower_bound)),
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, Shared::kBytes);
+  error = cudaFuncSetAttribute(reinterpret_cast<const void*>(find_kernel(gate, gate_type, lower_bound)),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, Shared::kBytes);
+  return error != cudaSuccess ? error : prepare_staged(gate, gate_type, lower_bound);
+}
+
+cudaError_t launch_kernel(Kernel kernel, const Shape& shape, const Params& params, cudaStream_t stream) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = shape.is_dependent ? 1 : 0;
+  void* arguments[] = {const_cast<Params*>(&params)};
+  const cudaError_t error = cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+  return error != cudaSuccess ? error : cudaPeekAtLastError();
 }
 
 namespace {
 
 cudaError_t launch_pass(const Params& params, Gate gate, Real gate_type, int64_t works, int sm_count,
                         cudaStream_t stream) {
+  if (params.stages != nullptr) return launch_chain(params, works, sm_count, stream);
   const int64_t clusters = std::min<int64_t>(works, std::max(1, sm_count / kClusterSize));
-  void* arguments[] = {const_cast<Params*>(&params)};
-  const cudaError_t error = cudaLaunchKernel(
-      reinterpret_cast<const void*>(find_kernel(gate, gate_type, params.lower_bound)),
-      dim3(static_cast<unsigned>(clusters * kClusterSize)), dim3(kThreads), arguments, Shared::kBytes, stream);
-  return error != cudaSuccess ? error : cudaPeekAtLastError();
+  return launch_kernel(find_kernel(gate, gate_type, params.lower_bound),
+                       {clusters * kClusterSize, kThreads, Shared::kBytes}, params, stream);
 }
 
 }  // namespace
@@ -55,50 +71,48 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
   if (units == 0) return cudaSuccess;
   const int64_t runs = std::max<int64_t>(params.checkpoints + 2, 2 * int64_t{params.segments} - 2);
   if (units > 0x7fffffff / std::max<int64_t>(1, runs)) return cudaErrorInvalidValue;  // works are counted in 31 bits
-  if (params.pass == Pass::kMaps) return launch_pass(params, gate, gate_type, 2 * units, sm_count, stream);
   Params pass = params;
+  pass.gate_family = gate, pass.gate_type = gate_type;
+  if (params.pass == Pass::kMaps) {
+    pass.stages = nullptr;
+    return launch_pass(pass, gate, gate_type, 2 * units, sm_count, stream);
+  }
   pass.pass = Pass::kWhole;
+  pass.stage_positions = staged_positions(params);
+  if (!may_be_staged(params)) pass.stages = nullptr;
+  if (pass.stages != nullptr) {
+    const cudaError_t error = launch_stages(pass, gate, gate_type, sm_count, stream);
+    if (error != cudaSuccess) return error;
+  }
   if (params.segments <= 1 || params.checkpoints > 0 || params.segment_space == nullptr)
     return launch_pass(pass, gate, gate_type, units, sm_count, stream);
   pass.pass = Pass::kSummaries;
   cudaError_t error = launch_pass(pass, gate, gate_type, units * (2 * params.segments - 3), sm_count, stream);
   if (error != cudaSuccess) return error;
-  void* arguments[] = {&pass};
-  error = cudaLaunchKernel(reinterpret_cast<const void*>(merge_segments_kernel),
-                           dim3(static_cast<unsigned>(units * kMergeParts)), dim3(kDim), arguments, 0, stream);
+  error = launch_kernel(merge_segments_kernel, {units * kMergeParts, kDim, 0, pass.stages != nullptr}, pass, stream);
   if (error != cudaSuccess) return error;
   pass.pass = Pass::kSegments;
   return launch_pass(pass, gate, gate_type, units * params.segments, sm_count, stream);
 }
 
+bool may_be_staged(const Params& params) {
+  return params.checkpoints == 0 && params.sequences <= Tables::kMaxTabled && params.state_in_slots <= 0x7fffffff &&
+         params.state_out_slots <= 0x7fffffff && staged_positions(params) <= 0x7fffffff;
+}
+
+int64_t staged_positions(const Params& params) {
+  const bool is_packed = params.cu_seqlens.data != nullptr || params.begin.data != nullptr;
+  return is_packed ? params.tokens / kChunk + params.sequences
+                   : params.sequences * ((params.tokens + kChunk - 1) / kChunk);
+}
+
+int64_t staged_workspace(int64_t positions, int32_t value_heads) {
+  return positions * value_heads * int64_t{Staged::kStride};
+}
+
 int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, int segments) {
   if (segments <= 1) return 0;
   return sequences * value_heads * (2 * int64_t{segments} - 2) * kDim * kDim * 4;
-}
-
-// In items of the inner chunk: rounds of clusters times the items of a work, and what two more launches and the merge
-// cost. Uncut sequences are taken as equally long.
-int choose_segments(int64_t sequences, int32_t value_heads, int64_t tokens, int sm_count) {
-  constexpr int kMostSegments = 8;
-  constexpr int64_t kLaunchItems = 8, kMergeItems = 3;
-  if (sequences <= 0 || value_heads <= 0) return 1;
-  const int64_t clusters = std::max(1, sm_count / kClusterSize), units = sequences * value_heads;
-  const int64_t length = (tokens + sequences - 1) / sequences;
-  const auto rounds = [&](int64_t works) { return (works + clusters - 1) / clusters; };
-  int64_t whole = 1;
-  while (whole < length) whole *= 2;
-  int best = 1;
-  int64_t best_cost = rounds(units) * ((length + kChunk - 1) / kChunk);
-  best_cost -= best_cost / 8;  // cutting must gain something
-  for (int segments = 2; segments <= kMostSegments; ++segments) {
-    const int64_t cut = std::max<int64_t>(kMinSegment, ((whole + segments - 1) / segments + 63) / 64 * 64);
-    const int64_t count = (length + cut - 1) / cut;
-    if (count < 2) break;
-    const int64_t cost = (rounds(units * (2 * count - 3)) + rounds(units * count)) * (cut / kChunk) + kLaunchItems +
-                         kMergeItems * (count - 2);
-    if (cost < best_cost) best = segments, best_cost = cost;
-  }
-  return best;
 }
 
 }  // namespace kda::cuda::prefill_fused

@@ -44,7 +44,7 @@ struct Params {
   const void* q = nullptr;     // [T, H, 128] bf16
   const void* k = nullptr;     // [T, H, 128] bf16
   const void* v = nullptr;     // [T, HV, 128] bf16
-  const void* gate = nullptr;  // [T, HV, 128] bf16 or fp32 (Config), raw logits or log decay
+  const void* gate = nullptr;  // [T, HV, 128] bf16 or fp32, raw logits or log decay
   const void* beta = nullptr;  // [T, HV] bf16 or fp32, logits or values
   void* out = nullptr;         // [T, HV, 128] bf16
   Rows q_rows, k_rows, v_rows, gate_rows, beta_rows, out_rows;
@@ -52,9 +52,11 @@ struct Params {
   int64_t out_row_count = 0;
   Real beta_type = Real::kBf16;
   int32_t beta_is_logit = 1;
-  float beta_factor = 1.0f;        // 2 with allow_neg_eigval
-  const float* a_log = nullptr;    // [HV] or null (a = 1)
-  const float* dt_bias = nullptr;  // [HV, 128] or null
+  float beta_factor = 1.0f;           // 2 with allow_neg_eigval
+  const float* a_log = nullptr;       // [HV] or null (a = 1)
+  const float* dt_bias = nullptr;     // [HV, 128] or null
+  Gate gate_family = Gate::kBounded;  // this and the type are set by the launcher
+  Real gate_type = Real::kBf16;
   float lower_bound = 0.0f;
   float scale = 0.0f;
   int32_t normalize = 1;  // E-4
@@ -94,16 +96,25 @@ struct Params {
   int32_t segments = 1;
   Pass pass = Pass::kWhole;
   float* segment_space = nullptr;  // per (sequence, head): [2 segments - 2] matrices [128, 128], see segments.cuh
+
+  // The staged form (staged.cuh): every item's stage [stage_positions, HV] in memory; null: the fused form.
+  void* stages = nullptr;
+  int64_t stage_positions = 0;  // set by the launcher: staged_positions()
 };
 
 // Launches on `stream`; `sm_count` is the device property. Returns the launch error. With params.segments > 1 and no
 // checkpoints three kernels run one after the other (segments.cuh), and segment_space must hold
 // prefill_fused_workspace() bytes, aligned to 256; its contents before do not matter.
 cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
-// Most segments of a sequence worth cutting for these bounds (S-8), from host facts only; 1: do not cut.
-int choose_segments(int64_t sequences, int32_t value_heads, int64_t tokens, int sm_count);
 // Bytes of Params::segment_space; 0 for segments <= 1.
 int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, int segments);
+// The staged form, taken where Params::stages is set and the call allows it: no checkpoints, not too many
+// sequences.
+// Params::stages must hold staged_workspace() bytes for the call's positions, aligned to 256; contents do not matter.
+bool may_be_staged(const Params& params);
+int64_t staged_positions(const Params& params);
+constexpr int64_t kMostStagedSequences = 192;
+int64_t staged_workspace(int64_t positions, int32_t value_heads);
 // Loads the kernels and sets their attributes (plan creation, Y-20).
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound);
 

@@ -22,13 +22,12 @@ struct ChannelFactors {
 };
 
 // Four channels of one token: tf32 operands, `edge` (block 0: column of the off-diagonal block), stage operands.
-__device__ __forceinline__ void anchored_token(AnchoredRow& rows, uint32_t (&edge)[4], uint32_t at, uint32_t q_lo,
-                                               uint32_t q_hi, uint32_t k_lo, uint32_t k_hi, float q_norm,
-                                               float k_norm, uint32_t prefix_row, const ChannelFactors& channel,
-                                               float scale, int block) {
+__device__ __forceinline__ TokenOperands anchored_token(AnchoredRow& rows, uint32_t (&edge)[4], uint2 raw_q,
+                                                        uint2 raw_k, float q_norm, float k_norm, uint32_t prefix_row,
+                                                        const ChannelFactors& channel, float scale, int block) {
   float q[4], k[4], prefix[4];
-  unpack_scaled(q, q_lo, q_hi, q_norm);
-  unpack_scaled(k, k_lo, k_hi, k_norm);
+  unpack_scaled(q, raw_q.x, raw_q.y, q_norm);
+  unpack_scaled(k, raw_k.x, raw_k.y, k_norm);
   load_prefix4(prefix, prefix_row);
   float key[4], query[4], update[4];
 #pragma unroll
@@ -46,13 +45,15 @@ __device__ __forceinline__ void anchored_token(AnchoredRow& rows, uint32_t (&edg
     if (block == 0) edge[i] = ptx::round_tf32(update[i]);
     update[i] *= channel.fall[i];
   }
-  Packed high, low;
-  pack_two_terms(update, high, low);
-  const auto put = [&](uint32_t part, const Packed& x) { ptx::store_shared(at + part, uint2{x.lo, x.hi}); };
-  put(Stage::kKeys, pack_four(key));
-  put(Stage::kQueries, pack_four(query));
-  put(Stage::kUpdateHigh, high);
-  put(Stage::kUpdateLow, low);
+  TokenOperands operands = {pack_four(key), pack_four(query), {}, {}};
+  pack_two_terms(update, operands.high, operands.low);
+  return operands;
+}
+
+// Half of 16 bytes: the four channels of a k-step.
+template <int kStep>
+__device__ __forceinline__ uint2 step_half(const uint4& x) {
+  return kStep == 0 ? uint2{x.x, x.y} : uint2{x.z, x.w};
 }
 
 __device__ __forceinline__ void multiply_anchored(Quad& d, const AnchoredRow& rows, const uint32_t (&column)[4],
@@ -79,10 +80,10 @@ struct AnchoredPlace {
   }
 };
 
-template <int kStep>
+template <int kStep, class Sink>
 __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEdges& edges, const BlockRows& raw,
                                               const Norms& norms, const AnchoredPlace& place, float scale, float down,
-                                              int block) {
+                                              int block, Sink& sink) {
   ChannelFactors channel;
   float other[4];
   load_prefix4(channel.own, place.own_totals + kStep * 16);
@@ -97,12 +98,12 @@ __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEd
   const uint32_t row_a = kStep == 0 ? place.row_a : place.row_a ^ 16;
   const uint32_t row_b = kStep == 0 ? place.row_b : place.row_b ^ 16;
   AnchoredRow a, b;
-  anchored_token(a, edges.a[kStep], place.at_a + kStep * 8, kStep ? raw.q[0].z : raw.q[0].x,
-                 kStep ? raw.q[0].w : raw.q[0].y, kStep ? raw.k[0].z : raw.k[0].x, kStep ? raw.k[0].w : raw.k[0].y,
-                 norms.qa, norms.ka, row_a, channel, scale, block);
-  anchored_token(b, edges.b[kStep], place.at_b + kStep * 8, kStep ? raw.q[1].z : raw.q[1].x,
-                 kStep ? raw.q[1].w : raw.q[1].y, kStep ? raw.k[1].z : raw.k[1].x, kStep ? raw.k[1].w : raw.k[1].y,
-                 norms.qb, norms.kb, row_b, channel, scale, block);
+  sink.template put<0>(place.at_a, kStep,
+                       anchored_token(a, edges.a[kStep], step_half<kStep>(raw.q[0]), step_half<kStep>(raw.k[0]),
+                                      norms.qa, norms.ka, row_a, channel, scale, block));
+  sink.template put<1>(place.at_b, kStep,
+                       anchored_token(b, edges.b[kStep], step_half<kStep>(raw.q[1]), step_half<kStep>(raw.k[1]),
+                                      norms.qb, norms.kb, row_b, channel, scale, block));
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     multiply_anchored(scores.aa, a, a.column, i);
@@ -133,16 +134,17 @@ __device__ __forceinline__ Quad merge_anchored(const Quad& aa, const Quad& bb, c
   return merged;
 }
 
-// Both blocks of an item: operands to the stage, partial scores to the warp's scratch. A loop over the blocks: two
-// copies of its body would not stay in the instruction cache beside the consumers' code.
+// Both blocks of an item: operands to the sink, partial scores to the warp's scratch. kUnroll 1, a loop over the
+// blocks, beside the consumers' code: two copies of its body would not stay in the instruction cache.
+template <int kUnroll, class Sink>
 __device__ __forceinline__ void build_anchored(const RawRows& raw, const Params& p, const ProducerLane& me,
-                                               uint32_t scratch, uint32_t area, uint32_t stage) {
+                                               uint32_t scratch, uint32_t area, Sink sink) {
   const float2 anchor = ptx::load_shared_f2(area + GroupArea::kSource + Source::kAnchor);
   const float scale = anchor.x, down = anchor.y;
   AnchoredPlace place;
   place.row_a = scratch + prefix_offset(me.token_a, 2 * me.c);
   place.row_b = scratch + prefix_offset(me.token_b, 2 * me.c);
-  place.at_a = stage + operand_offset(me.token_a, me), place.at_b = stage + operand_offset(me.token_b, me);
+  place.at_a = operand_offset(me.token_a, me), place.at_b = operand_offset(me.token_b, me);
   place.own_totals = area + GroupArea::kTotals + me.warp * 256 + me.c * 32;
   place.other_totals = place.own_totals + 128;
   NormView sums(area, me);
@@ -150,13 +152,13 @@ __device__ __forceinline__ void build_anchored(const RawRows& raw, const Params&
   AnchoredScores scores;
   AnchoredEdges edges = {};
   BlockRows rows = block_rows(raw, 0);
-#pragma unroll 1
+#pragma unroll kUnroll
   for (int block = 0; block < 2; ++block) {
     const Norms norms = sums.load<0>(p);
     sums.to_next_block();
     scores.top = scores.aa = scores.bb = Quad();
-    anchored_step<0>(scores, edges, rows, norms, place, scale, down, block);
-    anchored_step<1>(scores, edges, rows, norms, place, scale, down, block);
+    anchored_step<0>(scores, edges, rows, norms, place, scale, down, block, sink);
+    anchored_step<1>(scores, edges, rows, norms, place, scale, down, block, sink);
     __syncwarp();  // block 0: prefix rows 0..7 are read no more; block 1: none is
     write_quad(scores.top, 0, quads);
     write_quad(merge_anchored(scores.aa, scores.bb, me), 1, quads);

@@ -142,6 +142,58 @@ __device__ __forceinline__ Quad merge_levels(const Levels& levels, const Produce
   return merged;
 }
 
+// A token's chunk operands of one k-step, four channels: K~, Q~ and the two terms of K^.
+struct TokenOperands {
+  Packed key, query, high, low;
+};
+
+// Where the operands of a stage go: to shared memory at once,
+struct SharedSink {
+  uint32_t stage;
+  template <int kSide>
+  __device__ void put(uint32_t at, int step, const TokenOperands& x) {
+    const auto store = [&](uint32_t part, const Packed& y) {
+      ptx::store_shared(stage + part + at + step * 8, uint2{y.lo, y.hi});
+    };
+    store(Stage::kKeys, x.key);
+    store(Stage::kQueries, x.query);
+    store(Stage::kUpdateHigh, x.high);
+    store(Stage::kUpdateLow, x.low);
+  }
+};
+// or to memory: each k-step's 8 bytes, where registers are short,
+struct MemorySink {
+  char* stage;
+  template <int kSide>
+  __device__ void put(uint32_t at, int step, const TokenOperands& x) {
+    const auto store = [&](uint32_t part, const Packed& y) {
+      *reinterpret_cast<uint2*>(stage + part + at + step * 8) = uint2{y.lo, y.hi};
+    };
+    store(Stage::kKeys, x.key);
+    store(Stage::kQueries, x.query);
+    store(Stage::kUpdateHigh, x.high);
+    store(Stage::kUpdateLow, x.low);
+  }
+};
+// or 16 bytes of two k-steps at a time.
+struct PairedSink {
+  char* stage;
+  TokenOperands held[2];
+  template <int kSide>
+  __device__ void put(uint32_t at, int step, const TokenOperands& x) {
+    const TokenOperands first = held[kSide];
+    held[kSide] = x;
+    if (step == 0) return;
+    const auto store = [&](uint32_t part, const Packed& y, const Packed& z) {
+      *reinterpret_cast<uint4*>(stage + part + at) = uint4{y.lo, y.hi, z.lo, z.hi};
+    };
+    store(Stage::kKeys, first.key, x.key);
+    store(Stage::kQueries, first.query, x.query);
+    store(Stage::kUpdateHigh, first.high, x.high);
+    store(Stage::kUpdateLow, first.low, x.low);
+  }
+};
+
 // Where this lane's 16 bytes of block 0 lie in an operand; block 1 lies 2048 bytes on.
 __device__ __forceinline__ uint32_t operand_offset(int token, const ProducerLane& me) {
   return (me.warp >> 1) * Stage::kHalf + swizzle_128(token, (me.warp & 1) * 4 + me.c);
@@ -168,11 +220,10 @@ struct Edge {
   Packed k, q;
 };
 
-// Chunk-level operands of one token and k-step to the stage. own: log2 total of the block; other: 2^total of the
-// other.
-__device__ __forceinline__ void chunk_operands(Edge& edge, uint32_t at, const float (&q)[4], const float (&k)[4],
-                                               const float (&prefix)[4], const float (&own)[4],
-                                               const float (&other)[4], int block) {
+// Chunk-level operands of one token and k-step. own: log2 total of the block; other: 2^total of the other.
+__device__ __forceinline__ TokenOperands chunk_operands(Edge& edge, const float (&q)[4], const float (&k)[4],
+                                                        const float (&prefix)[4], const float (&own)[4],
+                                                        const float (&other)[4], int block) {
   float key[4], query[4], update[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -191,13 +242,9 @@ __device__ __forceinline__ void chunk_operands(Edge& edge, uint32_t at, const fl
 #pragma unroll
     for (int i = 0; i < 4; ++i) key[i] *= other[i], query[i] *= other[i];
   }
-  Packed high, low;
-  pack_two_terms(update, high, low);
-  const auto put = [&](uint32_t part, const Packed& x) { ptx::store_shared(at + part, uint2{x.lo, x.hi}); };
-  put(Stage::kKeys, pack_four(key));
-  put(Stage::kQueries, pack_four(query));
-  put(Stage::kUpdateHigh, high);
-  put(Stage::kUpdateLow, low);
+  TokenOperands operands = {pack_four(key), pack_four(query), {}, {}};
+  pack_two_terms(update, operands.high, operands.low);
+  return operands;
 }
 
 // A quad of partial scores to this warp's scratch (`quads`: that plus 16 bytes a lane). Quads: block 0 level 8 and
@@ -229,9 +276,11 @@ struct DyadicEdges {
 };
 
 // A k-step of a block: its share of the scores, its operands.
+template <class Sink>
 __device__ __forceinline__ void dyadic_step(Quad& top, Levels& levels, Quad (&cross)[4], DyadicEdges& columns,
                                             const StepRows& raw, const Norms& norms, const PrefixView& view,
-                                            uint32_t other_total, uint32_t at_a, uint32_t at_b, int block) {
+                                            uint32_t other_total, uint32_t at_a, uint32_t at_b, int block, int step,
+                                            Sink& sink) {
   Step s;
   unpack_scaled(s.qa, raw.x[0].x, raw.x[0].y, norms.qa);
   unpack_scaled(s.qb, raw.x[1].x, raw.x[1].y, norms.qb);
@@ -244,8 +293,8 @@ __device__ __forceinline__ void dyadic_step(Quad& top, Levels& levels, Quad (&cr
   load_prefix4(own, view.fixed<15>());
   load_prefix4(other, other_total);
   Edge a, b;
-  chunk_operands(a, at_a, s.qa, s.ka, s.pa, own, other, block);
-  chunk_operands(b, at_b, s.qb, s.kb, s.pb, own, other, block);
+  sink.template put<0>(at_a, step, chunk_operands(a, s.qa, s.ka, s.pa, own, other, block));
+  sink.template put<1>(at_b, step, chunk_operands(b, s.qb, s.kb, s.pb, own, other, block));
   if (block == 1) {
     multiply_rows(cross[0], a.k, a.q, columns.a[0]);
     multiply_rows(cross[1], a.k, a.q, columns.b[0]);
@@ -256,27 +305,28 @@ __device__ __forceinline__ void dyadic_step(Quad& top, Levels& levels, Quad (&cr
   columns.a[1] = a.k, columns.b[1] = b.k;
 }
 
-// Both blocks of an item: operands to the stage, partial scores to the warp's scratch. One rolled loop over the four
-// k-steps: copies of its body would not stay in the instruction cache beside the consumers' code.
+// Both blocks of an item: operands to the sink, partial scores to the warp's scratch. kUnroll 1, one rolled loop over
+// the four k-steps, beside the consumers' code: copies of its body would not stay in the instruction cache.
+template <int kUnroll, class Sink>
 __device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p, const ProducerLane& me,
-                                             uint32_t scratch, uint32_t area, uint32_t stage) {
+                                             uint32_t scratch, uint32_t area, Sink sink) {
   PrefixView view(scratch, me);
   NormView sums(area, me);
   uint32_t quads = scratch + me.lane * 16;
-  uint32_t at_a = stage + operand_offset(me.token_a, me), at_b = stage + operand_offset(me.token_b, me);
+  uint32_t at_a = operand_offset(me.token_a, me), at_b = operand_offset(me.token_b, me);
   const uint32_t totals = area + GroupArea::kTotals + me.warp * 256 + me.c * 32;  // of block 0, then of block 1
   Quad top, cross[4];
   Levels levels;
   DyadicEdges columns;
   StepRows rows = step_rows(raw, 0, 0);
   Norms norms = sums.load<0>(p);
-#pragma unroll 1
+#pragma unroll kUnroll
   for (int it = 0; it < 4; ++it) {
     const int block = it >> 1, step = it & 1;
     dyadic_step(top, levels, cross, columns, rows, norms, view, totals + (1 - block) * 128 + step * 16, at_a, at_b,
-                block);
+                block, step, sink);
     view.to_next(step);
-    at_a += step == 0 ? 8 : 2040, at_b += step == 0 ? 8 : 2040;
+    at_a += step * 2048, at_b += step * 2048;
     if (it == 0) rows = step_rows(raw, 0, 1);
     else if (it == 1) rows = step_rows(raw, 1, 0);
     else rows = step_rows(raw, 1, 1);

@@ -15,14 +15,13 @@
 namespace kda::cuda::prefill_fused {
 
 struct ProducerLane {
-  int thread;
-  int group;  // warpgroup of the CTA, 0 or 1
+  int group;  // of the CTA
   int warp;   // of the group, 0..3
   int lane;
   int g, c;     // lane / 4, lane % 4
   int token_a;  // in a block; 16-byte stores of lanes 4g..4g+7 then hit eight different 16-byte columns
   int token_b;
-  __device__ explicit ProducerLane(int thread_index) : thread(thread_index), group((thread_index >> 7) - 1) {
+  __device__ ProducerLane(int thread, int group_of_cta) : group(group_of_cta) {
     warp = (thread >> 5) & 3;
     lane = thread & 31;
     g = lane >> 2;
@@ -113,15 +112,16 @@ __device__ __forceinline__ const char* row_address(const char* base, uint32_t ro
   return reinterpret_cast<const char*>(at);
 }
 
-// The initial state of this CTA's rows into the L2: the consumers will want it some items from now.
-__device__ __forceinline__ void prefetch_state(const Params& p, const Work& work) {
+// Rows [first_row, first_row + rows) of the initial state into the L2: the consumers will want it some items from
+// now.
+__device__ __forceinline__ void prefetch_state(const Params& p, const Work& work, uint32_t first_row, uint32_t rows) {
   const StateSource source = work_source(p, work);
   if (source.base == nullptr || work.is_map) return;
   const int size = source.type == Real::kF32 ? 4 : 2;
-  const int64_t first = source.offset + ptx::cluster_rank() * kRowsPerCta * kDim;
+  const int64_t first = source.offset + first_row * kDim;
   const char* at = static_cast<const char*>(source.base) + first * size;
   if ((reinterpret_cast<uintptr_t>(at) & 15) == 0)
-    ptx::prefetch_block_to_l2(at, kRowsPerCta * kDim * static_cast<uint32_t>(size));
+    ptx::prefetch_block_to_l2(at, rows * kDim * static_cast<uint32_t>(size));
 }
 
 // 2^c of H-5b; at most 2^60 for the bounds that the anchored form serves (kMinAnchoredBound).
@@ -342,15 +342,15 @@ __device__ __forceinline__ BlockRows block_rows(const RawRows& raw, int block) {
 }
 
 // Writes this warp's share of |q|^2, |k|^2 (and q.k) of every token; a group barrier must follow.
-template <int kKinds>
+template <int kKinds, int kUnroll>
 __device__ __forceinline__ void write_sums(const RawRows& raw, const ProducerLane& me, uint32_t area) {
   const bool odd = (me.g & 1) != 0;
   const bool writes = me.c == me.g >> 1;
   uint32_t at_a = area + GroupArea::kSums + me.warp * 4 + me.token_a * 16;
   uint32_t at_b = area + GroupArea::kSums + me.warp * 4 + me.token_b * 16;
   BlockRows rows = block_rows(raw, 0);
-#pragma unroll 1
-  for (int block = 0; block < 2; ++block) {  // a loop: all products at once would take too many registers
+#pragma unroll kUnroll
+  for (int block = 0; block < 2; ++block) {  // kUnroll 1: all products at once would take too many registers
     float sums[2][kKinds];
 #pragma unroll
     for (int side = 0; side < 2; ++side) {

@@ -36,8 +36,9 @@ __device__ __noinline__ Position open_work(const Params& p, Position position, u
     if (w >= works) return {0, 0};
     work = load_work(p, w);
     position.items = work.items;
-    w = next_work(p, w);
-    if (group == 0 && index_in_group == 32 && work.items > 0) prefetch_state(p, work);
+    w = next_work(p, w, kClusterSize);
+    if (group == 0 && index_in_group == 32 && work.items > 0)
+      prefetch_state(p, work, ptx::cluster_rank() * kRowsPerCta, kRowsPerCta);
   } while (position.index >= position.items);
   ptx::named_barrier(1 + group, 128);  // everyone has read which work comes next, and is done with the one before
   if (index_in_group == 0) ptx::store_shared(area + GroupArea::kNextWork, static_cast<uint64_t>(w));
@@ -53,26 +54,40 @@ struct Ahead {
   uint32_t beta;
 };
 
-// Where a group works, from the thread's index and the shared window. Made anew for the steps of an item: kept in
+// Of a stage: the upper triangles of T' and M are zero and stay so; everything else is written before it is read.
+__device__ __forceinline__ void clear_triangles(uint32_t stage, uint32_t threads) {
+  for (uint32_t i = threadIdx.x * 16; i < Stage::kDecay - Stage::kSolve; i += threads * 16)
+    ptx::store_shared(stage + Stage::kSolve + i, uint4{});
+}
+
+// Where a group works. Made anew for the steps of an item from the thread's index and the shared window: kept in
 // registers, it would leave too few for the operands.
 struct Place {
   ProducerLane me;
-  uint32_t rank, number, shared, area, group_scratch, scratch, stage, full;
-  __device__ Place(uint32_t thread, uint32_t window)
-      : me(static_cast<int>(renew(thread))), rank(ptx::rank_of_window(window)), shared(renew(window)) {
+  uint32_t area, group_scratch, scratch, stage;
+};
+
+// In the fused kernel: the groups share a ring of stages with the other CTA's.
+struct RingPlace : Place {
+  uint32_t rank, number, full;
+  __device__ RingPlace(uint32_t thread, uint32_t window)
+      : Place{ProducerLane(static_cast<int>(renew(thread)), static_cast<int>(renew(thread) >> 7) - 1), 0, 0, 0, 0},
+        rank(ptx::rank_of_window(window)) {
+    const uint32_t shared = renew(window);
     number = me.group * kClusterSize + rank;  // its stage
-    area = shared + Shared::kGroup + me.group * Shared::kGroupBytes;
-    group_scratch = shared + Shared::kScratch + me.group * 16384;
+    area = shared + Shared::kGroup + me.group * kGroupBytes;
+    group_scratch = shared + Shared::kScratch + me.group * kScratchBytes;
     scratch = group_scratch + me.warp * 4096;
     stage = shared + Shared::kStage + number * Stage::kStride;
     full = shared + Shared::kBarriers + number * 8;
   }
 };
 
-// First step of an item: prefix sums, norms, beta; a group barrier must follow.
-template <class C>
+// First step of an item: prefix sums, norms, beta; a group barrier must follow. The group's next item is `ahead_by`
+// items on.
+template <class C, int kUnroll>
 __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index, const Place& at,
-                                             Ahead<typename C::GateT>& ahead) {
+                                             Ahead<typename C::GateT>& ahead, int ahead_by) {
   using GateT = typename C::GateT;
   const ProducerLane& me = at.me;
   const int count = item_count(at.area, index);
@@ -92,15 +107,18 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
   if constexpr (!kRowsFirst) load_rows(raw, at.area, index, count, me);
   pad_tokens(raw.q, 0, count, 0, me);
   pad_tokens(raw.k, 0, count, 0, me);
-  write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3>(raw, me, at.area);
-  prefetch_rows(at.area, index + kStages, me);
+  write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3, kUnroll>(raw, me, at.area);
+  prefetch_rows(at.area, index + ahead_by, me);
 }
 
-// Second step: waits for the stage; operands and partial scores; a group barrier must follow.
-template <class C>
-__device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, const Place& at) {
+__device__ __forceinline__ void wait_for_stage(const RingPlace& at) {
   const uint32_t parity = static_cast<uint32_t>(ptx::load_shared_u64(at.area + GroupArea::kPosition) >> 32) & 1;
   ptx::mbarrier_wait(at.full + kStages * 8, parity);
+}
+
+// Second step, once the stage is free: operands and partial scores; a group barrier must follow.
+template <class C, int kUnroll, class Sink>
+__device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, const Place& at, Sink sink) {
   const int channel = at.me.lane;
   const float total0 = load_prefix(at.scratch, 15, channel), total1 = load_prefix(at.scratch, 31, channel);
   ptx::store_shared(at.stage + Stage::kDecay + (32 * at.me.warp + channel) * 4, exp2_exact(total0 + total1));
@@ -114,8 +132,9 @@ __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Param
   ptx::store_shared(totals, ptx::exp2_approx(total0));
   ptx::store_shared(totals + 128, ptx::exp2_approx(total1));
   __syncwarp();
-  if constexpr (C::kDiagonal == Diagonal::kAnchored) build_anchored(raw, p, at.me, at.scratch, at.area, at.stage);
-  else build_dyadic(raw, p, at.me, at.scratch, at.area, at.stage);
+  if constexpr (C::kDiagonal == Diagonal::kAnchored)
+    build_anchored<kUnroll>(raw, p, at.me, at.scratch, at.area, sink);
+  else build_dyadic<kUnroll>(raw, p, at.me, at.scratch, at.area, sink);
 }
 
 template <Diagonal kDiagonal>
@@ -139,13 +158,13 @@ __device__ __forceinline__ void load_ahead(const Params& p, const Position& posi
 // Sends bytes [kFrom, kTo) of the stage to the other CTA; they count on its full barrier. One thread, after a group
 // barrier before which every writer fenced the async proxy.
 template <uint32_t kFrom, uint32_t kTo>
-__device__ __forceinline__ void send_stage(const Place& at) {
+__device__ __forceinline__ void send_stage(const RingPlace& at) {
   ptx::bulk_copy_to_cluster(ptx::map_shared_rank(at.stage + kFrom, at.rank ^ 1), at.stage + kFrom, kTo - kFrom,
                             ptx::map_shared_rank(at.full, at.rank ^ 1));
 }
 
 // The rest of the stage, what the solve made, to the other CTA, and the whole to the consumers of both.
-__device__ __forceinline__ void publish_stage(const Place& at) {
+__device__ __forceinline__ void publish_stage(const RingPlace& at) {
   ptx::fence_async_proxy();
   ptx::named_barrier(1 + at.me.group, 128);
   if (at.me.index() != 0) return;
@@ -155,7 +174,7 @@ __device__ __forceinline__ void publish_stage(const Place& at) {
 }
 
 // The open item of a group, kept in shared memory: registers are short while operands are made.
-__device__ __forceinline__ void keep_position(const Position& position, uint32_t parity, const Place& at) {
+__device__ __forceinline__ void keep_position(const Position& position, uint32_t parity, const RingPlace& at) {
   if (at.me.index() != 0) return;
   ptx::store_shared(at.area + GroupArea::kPosition,
                     static_cast<uint64_t>(static_cast<uint32_t>(position.index)) |
@@ -167,8 +186,9 @@ __device__ __forceinline__ void produce(const Params& p) {
   const uint32_t thread = renew(threadIdx.x), window = renew(ptx::shared_address(s_memory));
   Ahead<typename C::GateT> ahead;
   {
-    const Place at(thread, window);
-    if (at.me.index() == 0) ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_work(p)));
+    const RingPlace at(thread, window);
+    if (at.me.index() == 0)
+      ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_work(p, kClusterSize)));
     ptx::named_barrier(1 + at.me.group, 128);
     const Position position = open_work<C>(p, {static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
     load_ahead<C>(p, position, at, ahead);
@@ -179,15 +199,17 @@ __device__ __forceinline__ void produce(const Params& p) {
     {
       RawRows raw;
       {
-        const Place at(thread, window);
+        const RingPlace at(thread, window);
         const uint64_t open = ptx::load_shared_u64(at.area + GroupArea::kPosition);
         if (static_cast<uint32_t>(open >> 33) == 0) return;
-        prepare_rows<C>(raw, p, static_cast<int>(static_cast<uint32_t>(open)), at, ahead);
+        prepare_rows<C, 1>(raw, p, static_cast<int>(static_cast<uint32_t>(open)), at, ahead, kStages);
         ptx::named_barrier(1 + at.me.group, 128);
       }
-      prepare_operands<C>(raw, p, Place(thread, window));
+      const RingPlace at(thread, window);
+      wait_for_stage(at);
+      prepare_operands<C, 1>(raw, p, at, SharedSink{at.stage});
     }
-    const Place at(thread, window);
+    const RingPlace at(thread, window);
     {
       const uint64_t same = ptx::load_shared_u64(at.area + GroupArea::kPosition);
       Position position = {static_cast<int>(static_cast<uint32_t>(same)) + kStages,

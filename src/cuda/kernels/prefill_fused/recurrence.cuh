@@ -169,14 +169,21 @@ __device__ __forceinline__ void update_half(float (&state)[64], const uint32_t (
   }
 }
 
-__device__ __forceinline__ void decay_state(float (&state)[64], uint32_t stage, const ConsumerLane& me) {
+// Of this lane's columns.
+struct StateDecay {
+  float2 x[16];
+};
+__device__ __forceinline__ void load_decay(StateDecay& decay, uint32_t stage, const ConsumerLane& me) {
+#pragma unroll
+  for (int n = 0; n < 16; ++n) decay.x[n] = ptx::load_shared_f2(stage + Stage::kDecay + (8 * n + 2 * me.c) * 4);
+}
+__device__ __forceinline__ void decay_state(float (&state)[64], const StateDecay& decay) {
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
-    const float2 d = ptx::load_shared_f2(stage + Stage::kDecay + (8 * n + 2 * me.c) * 4);
-    state[4 * n] *= d.x;
-    state[4 * n + 1] *= d.y;
-    state[4 * n + 2] *= d.x;
-    state[4 * n + 3] *= d.y;
+    state[4 * n] *= decay.x[n].x;
+    state[4 * n + 1] *= decay.x[n].y;
+    state[4 * n + 2] *= decay.x[n].x;
+    state[4 * n + 3] *= decay.x[n].y;
   }
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/kernels/prefill_fused/consume.cuh"
+#include "cuda/ptx/grid.h"
 
 namespace kda::cuda::prefill_fused {
 
@@ -26,6 +27,8 @@ __device__ __forceinline__ float load_state_element(const StateSource& source, i
 
 __global__ void __launch_bounds__(kDim) merge_segments_kernel(const __grid_constant__ Params p) {
   __shared__ float4 s_rows[kDim][kMergeRows / 4];  // [input column][row]
+  ptx::launch_dependents();
+  ptx::wait_for_prerequisites();
   const int64_t unit = blockIdx.x / kMergeParts;
   const int64_t sequence = unit / p.value_heads;
   const int head = static_cast<int>(unit - sequence * p.value_heads);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/prefill_fused/params.h"
 #include "cuda/ptx/mbarrier.h"
 
 namespace kda::cuda::prefill_fused {
@@ -38,20 +39,53 @@ struct Stage {
   static constexpr uint32_t kHalf = 4096;     // columns 64..127 of a [32, 128] operand
 };
 
-struct Shared {
-  static constexpr uint32_t kStage = 0;
-  static constexpr uint32_t kValues = kStage + kStages * Stage::kStride;  // 4 warps x 4 tiles x 1 KB
-  static constexpr uint32_t kScratch = kValues + 16384;                   // 2 groups x 16 KB
-  static constexpr uint32_t kGroup = kScratch + kProducerGroups * 16384;  // 2 groups x GroupArea
-  static constexpr uint32_t kGroupBytes = 7936;
-  static constexpr uint32_t kBarriers = kGroup + kProducerGroups * kGroupBytes;  // full[4], empty[4]
-  static constexpr uint32_t kOrder = kBarriers + 64;                             // sequences, longest first
+// At the start of every kernel's shared memory: what all CTAs read of the sequences at their start.
+struct Tables {
+  static constexpr uint32_t kOrder = 0;  // sequences, longest first
   static constexpr int kMaxOrdered = 512;
   static constexpr uint32_t kTable = kOrder + 2 * kMaxOrdered;  // SequenceEntry of every sequence
-  static constexpr int kMaxTabled = 192;
+  static constexpr int kMaxTabled = static_cast<int>(kMostStagedSequences);
   static constexpr uint32_t kBytes = kTable + 32 * kMaxTabled;
 };
+static_assert(Tables::kBytes % 1024 == 0);  // stages follow
+
+constexpr uint32_t kValueBytes = 16384;    // 4 warps x 4 tiles x 1 KB
+constexpr uint32_t kScratchBytes = 16384;  // of a producer group
+constexpr uint32_t kGroupBytes = 7936;     // GroupArea
+
+// The fused kernel.
+struct Shared {
+  static constexpr uint32_t kStage = Tables::kBytes;
+  static constexpr uint32_t kValues = kStage + kStages * Stage::kStride;
+  static constexpr uint32_t kScratch = kValues + kValueBytes;
+  static constexpr uint32_t kGroup = kScratch + kProducerGroups * kScratchBytes;
+  static constexpr uint32_t kBarriers = kGroup + kProducerGroups * kGroupBytes;  // full[4], empty[4]
+  static constexpr uint32_t kBytes = kBarriers + 64;
+};
 static_assert(Shared::kBytes <= 232448);
+
+// The staged form's first kernel: one producer group a CTA, four CTAs an SM. Of the stage, only what the solve makes
+// (from Stage::kSolve on) passes through shared memory.
+struct PrepareShared {
+  static constexpr uint32_t kTail = Tables::kBytes;
+  static constexpr uint32_t kScratch = kTail + Stage::kStride - Stage::kSolve;
+  static constexpr uint32_t kGroup = kScratch + kScratchBytes;
+  static constexpr uint32_t kBytes = kGroup + kGroupBytes;
+};
+static_assert(4 * (PrepareShared::kBytes + 1024) <= 233472);
+
+// Its second: consumer warpgroups and a ring of stages.
+template <int kGroups>
+struct ChainShared {
+  static constexpr uint32_t kStages = kGroups == 1 ? 5 : 4;
+  static constexpr uint32_t kStage = Tables::kBytes;
+  static constexpr uint32_t kValues = kStage + kStages * Stage::kStride;
+  static constexpr uint32_t kBarriers = kValues + kGroups * kValueBytes;  // full[], empty[]
+  static constexpr uint32_t kTileBarriers = kBarriers + 16 * kStages;     // of each warp: values[4], outputs[4]
+  static constexpr uint32_t kCounts = kTileBarriers + 256 * kGroups;      // of each warp: outputs in tile [4]
+  static constexpr uint32_t kBytes = kCounts + 64 * kGroups;
+};
+static_assert(ChainShared<1>::kBytes <= 232448 && ChainShared<2>::kBytes <= 232448);
 
 // Per producer warpgroup.
 struct GroupArea {

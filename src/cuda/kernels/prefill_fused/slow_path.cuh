@@ -31,19 +31,35 @@ __device__ __forceinline__ int64_t output_row(const Params& p, int64_t row) {
 
 __device__ __forceinline__ uint16_t bf16_bits(float x) { return static_cast<uint16_t>(ptx::pack_bf16(x, 0.0f)); }
 
+// The gate by its family at run time: one copy of this code serves all chains.
+__device__ __forceinline__ float2 load_gate_pair(const Params& p, int64_t at) {
+  if (p.gate_type == Real::kF32) {
+    float2 x;
+    load_pair(x, p.gate, at);
+    return x;
+  }
+  uint32_t x;
+  load_pair(x, p.gate, at);
+  return widen_pair(x);
+}
+__device__ __forceinline__ float log_decay(const Params& p, float x, float bias, float factor, float bound) {
+  if (p.gate_family == Gate::kBounded) return add_log_decay<Gate::kBounded>(0.0f, x, bias, factor, bound);
+  if (p.gate_family == Gate::kSoftplus) return add_log_decay<Gate::kSoftplus>(0.0f, x, bias, factor, bound);
+  return add_log_decay<Gate::kPlain>(0.0f, x, bias, factor, bound);
+}
+
 // `memory` holds the accumulators, on return S in true units; `value_row` is this warp's first value row.
 // Not inlined, so that it costs the chain neither registers nor instruction cache.
-template <class C>
-__device__ __noinline__ void run_slow_path(const Params& p, const Work& work, const Item& item, int first,
-                                           float* memory, float inverse0, float inverse1, int value_row, int thread) {
-  using GateT = typename C::GateT;
+__device__ __noinline__ inline void run_slow_path(const Params& p, const Work& work, const Item& item, int first,
+                                                  float* memory, float inverse0, float inverse1, int value_row,
+                                                  int thread) {
   const ConsumerLane me(thread);
   float state[64];
 #pragma unroll
   for (int i = 0; i < 64; ++i) state[i] = memory[i] * (((i >> 1) & 1) == 0 ? inverse0 : inverse1);
   const int query_head = work.head / (p.value_heads / p.heads);
   const float bound = p.lower_bound * kLog2e;
-  const float factor = C::kGate == Gate::kPlain
+  const float factor = p.gate_family == Gate::kPlain
                            ? 0.0f
                            : gate_factor(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
   for (int t = 0; t < item.count; ++t) {
@@ -55,17 +71,15 @@ __device__ __noinline__ void run_slow_path(const Params& p, const Work& work, co
     float dot[2] = {0.0f, 0.0f}, kk = 0.0f;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
-      GateT raw_gate;
       uint32_t raw_k;
-      load_pair(raw_gate, p.gate, g_at + 8 * n);
       load_pair(raw_k, p.k, k_at + 8 * n);
-      const float2 gate = widen_pair(raw_gate), k = widen_pair(raw_k);
+      const float2 gate = load_gate_pair(p, g_at + 8 * n), k = widen_pair(raw_k);
       float2 bias = {0.0f, 0.0f};
-      if (C::kGate != Gate::kPlain && p.dt_bias != nullptr)
+      if (p.gate_family != Gate::kPlain && p.dt_bias != nullptr)
         bias =
             *reinterpret_cast<const float2*>(p.dt_bias + static_cast<int64_t>(work.head) * kDim + 8 * n + 2 * me.c);
-      const float d0 = ptx::exp2_approx(add_log_decay<C::kGate>(0.0f, gate.x, bias.x, factor, bound));
-      const float d1 = ptx::exp2_approx(add_log_decay<C::kGate>(0.0f, gate.y, bias.y, factor, bound));
+      const float d0 = ptx::exp2_approx(log_decay(p, gate.x, bias.x, factor, bound));
+      const float d1 = ptx::exp2_approx(log_decay(p, gate.y, bias.y, factor, bound));
       kk = fmaf(k.x, k.x, fmaf(k.y, k.y, kk));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

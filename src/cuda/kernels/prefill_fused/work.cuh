@@ -56,45 +56,47 @@ __device__ __forceinline__ bool slot_is_live(int64_t slot, int64_t slots, int64_
 
 __device__ inline Slots sequence_slots(const Params& p, int64_t n) {
   Slots s;
-  const bool has_pool = p.state_in != nullptr || p.state_out != nullptr;
-  const bool is_packed = p.slots.data == nullptr;
-  const int64_t null_slot = is_packed ? -1 : p.null_slot;
-  const int64_t read = is_packed ? n : load_index(p.slots, n);
-  const int64_t write = p.state_out_is_packed ? n : (p.write_slots.data ? load_index(p.write_slots, n) : read);
-  const int64_t write_null = p.state_out_is_packed ? -1 : null_slot;
   s.is_fresh = p.state_in == nullptr || p.initial == Initial::kNone ||
                (p.initial == Initial::kFlags && p.has_initial[n * p.has_initial_stride] == 0);
-  if (!has_pool) {
-    s.is_active = true;
-    return s;
-  }
-  const bool read_live = slot_is_live(read, p.state_in_slots, null_slot);
-  const bool write_live = slot_is_live(write, p.state_out_slots, write_null);
-  s.read = read;
-  s.write = p.state_out != nullptr && write_live ? write : -1;
-  s.is_active = s.is_fresh ? (write_live || is_packed || p.state_out == nullptr) : read_live;
+  const bool has_slots = p.slots.data != nullptr;
+  const int64_t null_slot = has_slots ? p.null_slot : -1;
+  s.read = has_slots ? load_index(p.slots, n) : n;
+  const int64_t write = p.write_slots.data != nullptr ? load_index(p.write_slots, n) : s.read;
+  // A fresh sequence needs only a live write slot, whether or not its final state goes there (P-5, P-8).
+  const bool write_live = slot_is_live(write, p.state_in_slots, null_slot);
+  if (p.state_in == nullptr) s.is_active = true;
+  else s.is_active = s.is_fresh ? write_live || !has_slots : slot_is_live(s.read, p.state_in_slots, null_slot);
+  if (p.state_out == nullptr || !s.is_active) return s;
+  if (p.state_out_is_packed) s.write = n < p.state_out_slots ? n : -1;
+  else if (write_live) s.write = write;
   return s;
 }
 
 // What a work needs to know of its sequence. With few sequences every CTA reads them all at its start into shared
 // memory, so that taking a work does not wait for a chain of loads.
+// Items of a sequence.
+__device__ __forceinline__ uint32_t item_total(int64_t length) {
+  return static_cast<uint32_t>((length + kChunk - 1) / kChunk);
+}
+
 struct SequenceRecord {
   Span span;
   Slots slots;
+  uint32_t first;  // items of the sequences before it; with a table only
 };
 struct alignas(16) SequenceEntry {
   int64_t begin, length;
   int32_t read, write;
   uint32_t flags;  // 1: active, 2: fresh
-  uint32_t unused;
+  uint32_t first;  // items of the sequences before it
 };
 static_assert(sizeof(SequenceEntry) == 32);
 
 __device__ __forceinline__ SequenceEntry* sequence_table() {
-  return reinterpret_cast<SequenceEntry*>(s_memory + Shared::kTable);
+  return reinterpret_cast<SequenceEntry*>(s_memory + Tables::kTable);
 }
 __device__ __forceinline__ bool has_table(const Params& p) {
-  return p.sequences <= Shared::kMaxTabled && p.state_in_slots <= 0x7fffffff && p.state_out_slots <= 0x7fffffff;
+  return p.sequences <= Tables::kMaxTabled && p.state_in_slots <= 0x7fffffff && p.state_out_slots <= 0x7fffffff;
 }
 
 __device__ inline SequenceEntry make_entry(const Params& p, int64_t n) {
@@ -106,15 +108,16 @@ __device__ inline SequenceEntry make_entry(const Params& p, int64_t n) {
           is_read ? static_cast<int32_t>(slots.read) : -1,
           static_cast<int32_t>(slots.write),
           (slots.is_active ? 1u : 0u) | (slots.is_fresh ? 2u : 0u),
-          0u};
+          static_cast<uint32_t>(span.batch) * item_total(span.length)};
 }
 
 __device__ inline SequenceRecord sequence_record(const Params& p, int64_t n) {
-  if (!has_table(p)) return {sequence_span(p, n), sequence_slots(p, n)};
+  if (!has_table(p)) return {sequence_span(p, n), sequence_slots(p, n), 0};
   const SequenceEntry entry = sequence_table()[n];
   const bool is_batched = p.cu_seqlens.data == nullptr && p.begin.data == nullptr;
   return {{is_batched ? n : 0, entry.begin, entry.length},
-          {(entry.flags & 1) != 0, (entry.flags & 2) != 0, entry.read, entry.write}};
+          {(entry.flags & 1) != 0, (entry.flags & 2) != 0, entry.read, entry.write},
+          entry.first};
 }
 
 __device__ __forceinline__ int64_t load_index(const Table& x, int64_t row, int column) {
@@ -187,6 +190,7 @@ struct Work {
   bool has_output = true;
   bool is_active = false;
   Slots slots;
+  uint32_t first = 0;  // its first item among the items of all sequences, where these lie in memory (staged.cuh)
 };
 
 __device__ inline int64_t active_sequences(const Params& p) {
@@ -200,12 +204,13 @@ __device__ __forceinline__ int work_runs(const Params& p) {
   return p.pass == Pass::kSegments ? p.segments : p.checkpoints + 1;
 }
 __device__ __forceinline__ int64_t work_count(const Params& p) { return p.sequences * p.value_heads * work_runs(p); }
-__device__ __forceinline__ int64_t first_work(const Params& p) {
-  return static_cast<int64_t>(blockIdx.x / kClusterSize) * (p.pass == Pass::kWhole ? work_runs(p) : 1);
+// `ctas`: blocks that share a work.
+__device__ __forceinline__ int64_t first_work(const Params& p, uint32_t ctas) {
+  return static_cast<int64_t>(blockIdx.x / ctas) * (p.pass == Pass::kWhole ? work_runs(p) : 1);
 }
 // The runs of an uncut (sequence, head) follow one another in one cluster: the last may overwrite the initial state.
-__device__ __forceinline__ int64_t next_work(const Params& p, int64_t w) {
-  const int clusters = static_cast<int>(gridDim.x / kClusterSize);
+__device__ __forceinline__ int64_t next_work(const Params& p, int64_t w, uint32_t ctas) {
+  const int clusters = static_cast<int>(gridDim.x / ctas);
   if (p.pass != Pass::kWhole || p.checkpoints == 0) return w + clusters;
   const uint32_t runs = static_cast<uint32_t>(p.checkpoints) + 1;
   return static_cast<uint32_t>(w) % runs + 1 < runs ? w + 1 : w + 1 + static_cast<int64_t>(clusters - 1) * runs;
@@ -214,10 +219,37 @@ __device__ __forceinline__ int64_t next_work(const Params& p, int64_t w) {
 // Are sequences taken longest first, by the list in shared memory?
 __device__ __forceinline__ bool has_order(const Params& p) {
   const bool has_lengths = p.cu_seqlens.data != nullptr || p.begin.data != nullptr;
-  return has_lengths && p.sequences > 1 && p.sequences <= Shared::kMaxOrdered;
+  return has_lengths && p.sequences > 1 && p.sequences <= Tables::kMaxOrdered;
 }
 __device__ __forceinline__ uint16_t* sequence_order() {
-  return reinterpret_cast<uint16_t*>(s_memory + Shared::kOrder);
+  return reinterpret_cast<uint16_t*>(s_memory + Tables::kOrder);
+}
+
+// Fills the table of sequences and the list of their numbers by falling length, ties by number; all `threads` of the
+// CTA. A barrier must follow. Sequences that num_active leaves out are not looked at (P-7).
+__device__ inline void list_sequences(const Params& p, int threads) {
+  const int n = static_cast<int>(p.sequences), active = static_cast<int>(active_sequences(p));
+  const bool tabled = has_table(p);
+  const auto length_of = [&](int i) {
+    return i >= active ? 0 : (tabled ? sequence_table()[i].length : sequence_span(p, i).length);
+  };
+  if (tabled) {
+    for (int i = threadIdx.x; i < active; i += threads) sequence_table()[i] = make_entry(p, i);
+    __syncthreads();
+  }
+  if (!has_order(p)) return;
+  for (int i = threadIdx.x; i < n; i += threads) {
+    const int64_t mine = length_of(i);
+    int rank = 0;
+    uint32_t first = 0;
+    for (int j = 0; j < n; ++j) {
+      const int64_t other = length_of(j);
+      rank += other > mine || (other == mine && j < i) ? 1 : 0;
+      first += j < i ? item_total(other) : 0;
+    }
+    sequence_order()[rank] = static_cast<uint16_t>(i);
+    if (tabled && i < active) sequence_table()[i].first = first;
+  }
 }
 
 // Narrows a work to the segment of run `run`; sequence -1: there is no such segment, or nothing to do for it.
@@ -239,6 +271,7 @@ __device__ inline void take_segment(const Params& p, Work& work, int run) {
     return;  // run 0 of the last pass clears the outputs of the whole
   }
   const int64_t first = work.segment * tokens;
+  work.first += static_cast<uint32_t>(first / kChunk);
   work.span.begin += first;
   work.span.length = work.span.length - first < tokens ? work.span.length - first : tokens;
 }
@@ -262,6 +295,7 @@ __device__ inline Work load_work(const Params& p, int64_t w) {
   work.span = record.span;
   work.slots = record.slots;
   work.is_active = record.slots.is_active;
+  work.first = record.first;
   if (!is_whole) take_segment(p, work, run);
   if (is_whole && run < p.checkpoints) {
     work.checkpoint = run;
@@ -273,6 +307,11 @@ __device__ inline Work load_work(const Params& p, int64_t w) {
   }
   if (work.sequence >= 0 && work.is_active)
     work.items = static_cast<int32_t>((work.span.length + kChunk - 1) / kChunk);
+  // Only offsets that run backwards name more items than were booked: such a sequence does nothing.
+  if (p.stages != nullptr && work.first + static_cast<int64_t>(work.items) > p.stage_positions) {
+    work.is_active = false;
+    work.items = 0;
+  }
   return work;
 }
 
@@ -299,7 +338,8 @@ __device__ inline StateTarget work_target(const Params& p, const Work& work) {
 }
 
 // Items of the main run after which its next checkpoint at a chunk end or at the sequence's end is due.
-__device__ __noinline__ int next_checkpoint(const Params& p, int64_t sequence, int64_t length, int items_done) {
+__device__ __noinline__ inline int next_checkpoint(const Params& p, int64_t sequence, int64_t length,
+                                                   int items_done) {
   int next = 0x7fffffff;
   for (int c = 0; c < p.checkpoints; ++c) {
     const int64_t offset = load_index(p.checkpoint_offsets, sequence, c);

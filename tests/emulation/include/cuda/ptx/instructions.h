@@ -44,6 +44,10 @@ void set_max_registers_up() {}
 template <int kRegisters>
 void set_max_registers_down() {}
 
+// grid.h: grids run one after the other.
+inline void launch_dependents() {}
+inline void wait_for_prerequisites() {}
+
 // mbarrier.h
 inline uint32_t shared_address(const void* p) { return emulation::shared_address(p); }
 inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -71,12 +75,33 @@ inline void bulk_copy_to_cluster(uint32_t target, uint32_t source, uint32_t byte
 inline void bulk_load(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier) {
   emulation::bulk_load(target, source, bytes, barrier);
 }
+
+inline void bulk_load_multicast(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier,
+                                uint32_t ctas) {
+  for (uint32_t rank = 0; rank < 16; ++rank)
+    if ((ctas >> rank & 1) != 0)
+      emulation::bulk_load(map_shared_rank(target, rank), source, bytes, map_shared_rank(barrier, rank));
+}
+inline void bulk_store(void* target, uint32_t source, uint32_t bytes) {
+  for (uint32_t at = 0; at < bytes; at += 16)
+    std::memcpy(static_cast<char*>(target) + at, emulation::deferred_pointer(source + at, 16), 16);
+}
+inline void bulk_store_commit() { emulation::commit_reads(); }
+template <int kPending>
+void bulk_store_wait_read() {
+  emulation::finish_reads(kPending);
+}
 inline void copy_async_16(uint32_t target, const void* source, uint32_t bytes) {
   uint4 x{};
   if (bytes != 0) std::memcpy(&x, source, 16);
   store_shared(target, x);
 }
 inline void copy_async_commit() {}
+// By whole warps: the barrier counts all lanes, and what they copied is ordered as one.
+inline void copy_async_arrive(uint32_t barrier) {
+  emulation::warp_barrier();
+  emulation::mbarrier_arrive(barrier);
+}
 template <int kPending>
 void copy_async_wait() {}
 inline float load_shared_f1(uint32_t address) { return load_shared<float>(address); }

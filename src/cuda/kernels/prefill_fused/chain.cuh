@@ -1,0 +1,194 @@
+// The staged form's second kernel: serial chains whose operands lie in memory (stages.cuh).
+//
+// kGroups consumer warpgroups of 64 value rows each. One: clusters of two CTAs share a work, where works are few and
+// each step's latency counts; both CTAs load half of every stage for both by multicast. Two: a CTA has the whole
+// work. The last warpgroup is the helpers': warps 0-2 move values and outputs for the consumers, warp 3 loads stages.
+// Waits: consumers on full[stage] and on values[tile]; the loader on empty[stage] (the consumer warps of all CTAs of
+// the work, in each CTA); the movers on outputs[tile]. Nobody waits for another work. The grid may start before the
+// one before it ends (programmatic dependent launch): tables and initial states are then read meanwhile. Registers:
+// one group takes what there is, 255 a thread; two share by setmaxnreg.
+#pragma once
+
+#include "cuda/kernels/prefill_fused/chain_item.cuh"
+#include "cuda/kernels/prefill_fused/stages.cuh"
+
+namespace kda::cuda::prefill_fused {
+
+constexpr int kMovers = 3;
+
+template <int kGroups>
+constexpr int kChainThreads = kGroups* kConsumerThreads + 128;
+template <int kGroups>
+constexpr int kChainCtas = kGroups == 1 ? 2 : 1;            // of a work
+constexpr int kPairRegisters = 208, kHelperRegisters = 88;  // with two groups, of the launch's 168 each
+static_assert(256 * kPairRegisters + 128 * kHelperRegisters <= 384 * 168);
+
+// Filled by the loaders of all CTAs of the work, so that each waits for all their consumers.
+template <int kGroups>
+struct LoadedRing {
+  using Plan = ChainShared<kGroups>;
+  static constexpr uint32_t kCount = Plan::kStages, kCtas = kChainCtas<kGroups>;
+  __device__ static void release(uint32_t empty, uint32_t, int lane) {
+    if (lane < static_cast<int>(kCtas)) ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(empty, lane));
+  }
+};
+
+// The tiles of a consumer warp in the hands of a mover: tile `number` % 4 of the warp's items since the start.
+template <int kGroups>
+struct TileRing {
+  using Plan = ChainShared<kGroups>;
+  uint32_t tiles, barriers, counts;
+  __device__ TileRing(uint32_t shared, int warp)
+      : tiles(shared + Plan::kValues + warp * 4096),
+        barriers(shared + Plan::kTileBarriers + warp * 64),
+        counts(shared + Plan::kCounts + warp * 16) {}
+  __device__ uint32_t tile(uint32_t number) const { return tiles + (number & 3) * 1024; }
+  __device__ uint32_t values(uint32_t number) const { return barriers + (number & 3) * 8; }
+  __device__ uint32_t outputs(uint32_t number) const { return barriers + 32 + (number & 3) * 8; }
+  __device__ uint32_t count(uint32_t number) const { return counts + (number & 3) * 4; }
+  __device__ static uint32_t parity(uint32_t number) { return (number >> 2) & 1; }
+};
+
+// The consumer's side.
+template <int kGroups, bool kMakesOutputs>
+struct ServedTraffic {
+  static constexpr bool kOutputs = kMakesOutputs;
+  static constexpr bool kEarlyDecay = true;
+  TileRing<kGroups> ring;
+  uint32_t first = 0;  // number of the work's first item
+  int items = 0, tail = 0;
+  __device__ ServedTraffic(uint32_t shared, const ConsumerLane& me) : ring(shared, me.warp) {}
+  __device__ uint32_t tile(int index) const { return ring.tile(first + index); }
+  __device__ int rows(int index) const { return item_rows(index, items, tail); }
+  __device__ void open(const Params&, const Work& work, int, const ConsumerLane&) {
+    first += items;
+    items = work.items, tail = last_item_rows(work);
+  }
+  __device__ void begin(int, const ConsumerLane&) {}
+  __device__ void between(const Params&, const Work&, int, int, const ConsumerLane&) {}
+  __device__ void publish(int index, int count, const ConsumerLane& me) {
+    const uint32_t number = first + index;
+    if (me.lane == 0) ptx::store_shared(ring.count(number), static_cast<uint32_t>(count));
+    __syncwarp();  // every lane's part of the tile before the one arrival
+    if (me.lane == 0) ptx::mbarrier_arrive(ring.outputs(number));
+  }
+  __device__ void next(ChainItem& item, int index, const ConsumerLane& me) {
+    if (index + 1 >= items) return;
+    const uint32_t number = first + index + 1;
+    ptx::mbarrier_wait(ring.values(number), ring.parity(number));
+    load_values(item, ring.tile(number), (index + 1) % kScaleItems == 0, me);
+  }
+  __device__ void close(const Params&, const Work&, int, const ConsumerLane&) {}
+};
+
+// A mover warp: for every third consumer warp, values four items ahead, and outputs as they come. `first_row`: of the
+// CTA.
+template <int kGroups>
+__device__ __forceinline__ void move_rows(const Params& p, uint32_t shared, int first_row, int mover, int lane) {
+  constexpr int kWarps = 4 * kGroups;
+  uint32_t first = 0;  // number of the work's first item
+  for (int64_t w = first_work(p, kChainCtas<kGroups>); w < work_count(p); w = next_work(p, w, kChainCtas<kGroups>)) {
+    const Work work = load_work(p, w);
+    if (work.sequence < 0 || !work.is_active) continue;
+    RowCursor cursor = row_cursor(p, work, first_row, lane);
+    // Items -4 .. -1 stand for the tiles being free at first.
+    for (int index = -4; index < cursor.items; ++index) {
+      const int ahead = index + 4;
+      const int valid = cursor.is_map ? 0 : item_rows(ahead, cursor.items, cursor.tail);
+#pragma unroll 1
+      for (int warp = mover; warp < kWarps; warp += kMovers) {
+        const TileRing<kGroups> ring(shared, warp);
+        if (index >= 0) {
+          const uint32_t number = first + index;
+          ptx::mbarrier_wait(ring.outputs(number), ring.parity(number));
+          const int count = min(static_cast<int>(ptx::load_shared_u32(ring.count(number))), cursor.most);
+          if (count > 0)
+            store_output(load_output(ring.tile(number), lane), p, work, cursor, 32 * warp, index, count,
+                         ring.tile(number), first_row + 16 * warp, lane);
+          __syncwarp();
+        }
+        if (ahead < cursor.items) {
+          const uint32_t number = first + ahead;
+          copy_values(cursor.values + 32 * warp, cursor.value_step, valid, ring.tile(number), lane);
+          ptx::copy_async_arrive(ring.values(number));
+        }
+      }
+      if (index >= 0) step_outputs(cursor);
+      cursor.values += step_bytes(kChunk, cursor.value_step);
+    }
+    first += cursor.items;
+  }
+}
+
+// One thread: brings the stages of the CTA's works, in order.
+template <int kGroups>
+__device__ __forceinline__ void load_stages(const Params& p, uint32_t shared, uint32_t rank) {
+  using Plan = ChainShared<kGroups>;
+  constexpr uint32_t kCtas = kChainCtas<kGroups>;
+  const uint32_t barriers = shared + Plan::kBarriers;
+  const uint32_t from = rank == 0 ? 0 : Staged::kHalf;
+  const uint32_t bytes = (kCtas == 1 || rank != 0 ? Stage::kBytes : Staged::kHalf) - from;
+  const int64_t works = work_count(p), step = static_cast<int64_t>(p.value_heads) * Staged::kStride;
+  uint32_t slot = 0, parity = 1;  // the first wait for an empty stage passes at once
+  for (int64_t w = first_work(p, kCtas); w < works; w = next_work(p, w, kCtas)) {
+    const Work work = load_work(p, w);
+    if (work.sequence < 0 || work.items == 0) continue;
+    prefetch_state(p, work, rank * kRowsPerCta, kGroups * kRowsPerCta);
+    const char* source = stage_in_memory(p, work.first, work.head) + from;
+    for (int index = 0; index < work.items; ++index) {
+      const uint32_t full = barriers + slot * 8;
+      ptx::mbarrier_wait(full + Plan::kStages * 8, parity);
+      ptx::mbarrier_arrive_expect_cluster(ptx::map_shared_rank(full, rank), Stage::kBytes);
+      ptx::bulk_load_multicast(shared + Plan::kStage + slot * Stage::kStride + from, source, bytes, full,
+                               (1u << kCtas) - 1);
+      source += step;
+      slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
+      parity ^= slot == 0 ? 1 : 0;
+    }
+  }
+}
+
+template <int kGroups, bool kOutputs>
+__global__ void __cluster_dims__(kChainCtas<kGroups>, 1, 1) __launch_bounds__(kChainThreads<kGroups>, 1)
+    chain_kernel(const __grid_constant__ Params p) {
+  using Plan = ChainShared<kGroups>;
+  const uint32_t shared = ptx::shared_address(s_memory);
+  const uint32_t rank = kChainCtas<kGroups> == 1 ? 0 : ptx::cluster_rank();
+  ptx::launch_dependents();
+  list_sequences(p, kChainThreads<kGroups>);
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < Plan::kStages; ++i) {
+      ptx::mbarrier_init(shared + Plan::kBarriers + i * 8, 1);
+      ptx::mbarrier_init(shared + Plan::kBarriers + (Plan::kStages + i) * 8, 4 * kGroups * kChainCtas<kGroups>);
+    }
+    for (int i = 0; i < 16 * kGroups; ++i) {
+      const uint32_t tile = shared + Plan::kTileBarriers + i / 4 * 64 + i % 4 * 8;
+      ptx::mbarrier_init(tile, 32);
+      ptx::mbarrier_init(tile + 32, 1);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  // Stages are the loader's alone to wait for; segments also start from states that the merge made.
+  if (p.pass == Pass::kSegments) ptx::wait_for_prerequisites();
+  if (threadIdx.x < kGroups * kConsumerThreads) {
+    if constexpr (kGroups == 2) ptx::set_max_registers_up<kPairRegisters>();
+    consume<LoadedRing<kGroups>, ServedTraffic<kGroups, kOutputs>>(p, shared, rank);
+  } else {
+    if constexpr (kGroups == 2) ptx::set_max_registers_down<kHelperRegisters>();
+    const int helper = static_cast<int>(threadIdx.x >> 5) - 4 * kGroups, lane = static_cast<int>(threadIdx.x & 31);
+    if (helper < kMovers) {
+      move_rows<kGroups>(p, shared, static_cast<int>(rank) * kRowsPerCta, helper, lane);
+    } else {
+      ptx::wait_for_prerequisites();
+      if (lane == 0) load_stages<kGroups>(p, shared, rank);
+      __syncwarp();
+    }
+  }
+  // A CTA's shared memory must outlive its partner's copies and arrivals.
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+}
+
+}  // namespace kda::cuda::prefill_fused

@@ -1,0 +1,250 @@
+// One item of the serial chain, as a consumer warpgroup runs it: the products of recurrence.cuh in the order of the
+// chain, and in the time that they take, what does not lie on it.
+#pragma once
+
+#include "cuda/kernels/prefill_fused/value_rows.cuh"
+
+namespace kda::cuda::prefill_fused {
+
+// What an item needs besides the state: made while the products of the item before run.
+struct ChainItem {
+  uint32_t values[8];
+  int exponent;    // value_exponent
+  float peaks[2];  // of the state, this lane's columns
+};
+
+__device__ __forceinline__ void load_values(ChainItem& item, uint32_t tile, bool scales, const ConsumerLane& me) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    uint32_t quad[4];
+    ptx::load_matrix_x4_trans(quad, fragment_address(tile, j, me));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) item.values[4 * j + i] = quad[i];
+  }
+  if (scales) item.exponent = value_exponent(item.values, me);
+}
+
+// R = V - S K~^T, scaled, as the A operand of the solve. Finite, so that tokens from the limit on, which are left out
+// of U, cannot reach back through the zeros of T' (H-9).
+__device__ __forceinline__ void pack_rhs(uint32_t (&rhs)[8], const uint32_t (&values)[8], const float (&product)[16],
+                                         const RowScales& rows) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float scale = rows.scale[i & 1];
+    rhs[i] = ptx::pack_f16_finite(fmaf(ptx::bf16_low(values[i]), scale, -product[2 * i]),
+                                  fmaf(ptx::bf16_high(values[i]), scale, -product[2 * i + 1]));
+  }
+}
+
+// What settle_wild works on.
+struct WildItem {
+  float state[64];
+  uint32_t rhs[8], u[8];
+  RowScales rows;
+  bool is_replaced;  // the state is already that of the item's end
+};
+
+// The rare case: a right-hand side or U near fp16's end, or a solve that may enlarge. Settles U (columns from the
+// limit on are cleared), and decays the state or runs the slow path. Returns the first token that needs the slow
+// path. Not inlined: it would push the chain out of the instruction cache.
+__device__ __noinline__ inline int settle_wild(const Params& p, const Work& work, int index, int count, WildItem* x,
+                                               uint32_t stage, int row) {
+  const ConsumerLane me(threadIdx.x);
+  uint32_t rhs[8], u[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) rhs[i] = x->rhs[i], u[i] = x->u[i];
+  const int limit = min(first_over_limit(rhs, me), first_over_limit(u, me));
+  clear_from(u, limit, me);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x->u[i] = u[i];
+  x->is_replaced = limit < count;
+  if (limit < count) {
+    run_slow_path(p, work, item_of(work, index), work.has_output ? limit : kChunk, x->state, x->rows.inverse[0],
+                  x->rows.inverse[1], row, threadIdx.x);
+    x->rows = RowScales();
+  } else {
+    float state[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) state[i] = x->state[i];
+    StateDecay decay;
+    load_decay(decay, stage, me);
+    decay_state(state, decay);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) x->state[i] = state[i];
+  }
+  return limit;
+}
+
+constexpr int kScaleItems = 2;  // items for which a scale is chosen: the grid of 64 tokens (H-10)
+
+// Where the loop over items stands.
+struct ChainPlace {
+  uint32_t stage;    // shared address of the item's stage
+  uint32_t stage16;  // the same / 16 without the CTA's rank, uniform
+  uint32_t full;     // its barrier, and the phase to wait for
+  uint32_t parity;
+  int index;
+};
+
+// `traffic` moves values and outputs: begin and between are called while products run that do not need the warp,
+// publish when an item's outputs lie in their tile, next for the next item's values. kOutputs false: for a state
+// only. `row` is the warp's first value row.
+template <class Traffic>
+__device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, ChainItem& item, const Params& p,
+                                         const Work& work, Traffic& traffic, const ChainPlace& at, int row,
+                                         const ConsumerLane& me) {
+  if (at.index % kScaleItems == 0) {
+    float change[2];
+    choose_scales(rows, change, item.peaks, item.exponent);
+    rescale_state(state, change);
+  }
+  float product[16], out[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) product[i] = out[i] = 0.0f;
+  uint32_t packed[32];
+  pack_pairs(packed, state);
+  ptx::mbarrier_wait(at.full, at.parity);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < 8; ++s) multiply_step<Stage::kKeys>(product, packed, at.stage16, s);
+  ptx::wgmma_commit();
+  if constexpr (Traffic::kOutputs) {
+#pragma unroll
+    for (int s = 0; s < 4; ++s) multiply_step<Stage::kQueries>(out, packed, at.stage16, s);
+  }
+  ptx::wgmma_commit();
+  const uint32_t is_wild = ptx::load_shared_u32(at.stage + Stage::kWild);
+  StateDecay decay;
+  if constexpr (Traffic::kEarlyDecay) load_decay(decay, at.stage, me);
+  ptx::wgmma_wait<1>();
+  ptx::pin_registers(product);
+
+  uint32_t rhs[8];
+  pack_rhs(rhs, item.values, product, rows);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) product[i] = 0.0f;
+  ptx::wgmma_fence();
+  apply_inverse(product, rhs, at.stage16);
+  ptx::wgmma_commit();
+  if constexpr (Traffic::kOutputs) {
+#pragma unroll
+    for (int s = 4; s < 8; ++s) multiply_step<Stage::kQueries>(out, packed, at.stage16, s);
+  }
+  ptx::wgmma_commit();
+  const bool is_calm = !__any_sync(0xffffffffu, largest_magnitude(rhs) >= kCalmBits || is_wild != 0);
+  if (__builtin_expect(is_calm, 1)) {
+    if constexpr (!Traffic::kEarlyDecay) load_decay(decay, at.stage, me);
+    decay_state(state, decay);
+  }
+  ptx::wgmma_wait<1>();
+  ptx::pin_registers(product);
+
+  const int count = traffic.rows(at.index);
+  const RowScales scales_of_item = rows;
+  int limit = kChunk;  // first token that needs the slow path
+  uint32_t u[8], u_out[8];
+  pack_pairs(u, product);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) u_out[i] = u[i];
+  if (__builtin_expect(!is_calm, 0)) {
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(out);
+    WildItem wild;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) wild.state[i] = state[i];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) wild.rhs[i] = rhs[i], wild.u[i] = u[i];
+    wild.rows = rows;
+    limit = settle_wild(p, work, at.index, count, &wild, at.stage, row);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) state[i] = wild.state[i];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) u_out[i] = wild.u[i], u[i] = wild.is_replaced ? 0 : wild.u[i];
+    rows = wild.rows;
+  }
+  traffic.begin(at.index, me);
+  ptx::wgmma_fence();
+  if constexpr (Traffic::kOutputs) add_scores(out, u_out, at.stage16);
+  ptx::wgmma_commit();
+  update_half<0>(state, u, at.stage16);
+  ptx::wgmma_commit();
+  update_half<32>(state, u, at.stage16);
+  ptx::wgmma_commit();
+  traffic.between(p, work, at.index, row, me);
+  ptx::wgmma_wait<2>();
+  ptx::pin_registers(out);
+  if constexpr (Traffic::kOutputs) stage_output(out, scales_of_item, p, traffic.tile(at.index), me);
+  traffic.publish(at.index, min(limit, count), me);
+  ptx::wgmma_wait<1>();
+  ptx::pin_part<0, 32>(state);
+  const bool scales_next = at.index % kScaleItems == kScaleItems - 1;
+  if (scales_next) half_peaks<0>(item.peaks, state);
+  traffic.next(item, at.index, me);
+  ptx::wgmma_wait<0>();
+  ptx::pin_part<32, 32>(state);
+  if (scales_next) {
+    float high[2];
+    half_peaks<32>(high, state);
+    item.peaks[0] = fmaxf(item.peaks[0], high[0]), item.peaks[1] = fmaxf(item.peaks[1], high[1]);
+  }
+}
+
+// What differs between the kernels that run chains. Ring: the stages; Traffic: the rows.
+template <class Ring, class Traffic>
+__device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32_t rank) {
+  using Plan = typename Ring::Plan;
+  const ConsumerLane me(static_cast<int>(renew(threadIdx.x)));
+  const uint32_t shared = renew(window);
+  const int row = static_cast<int>(rank) * kRowsPerCta + 16 * me.warp;
+  const uint32_t barriers = shared + Plan::kBarriers;
+  const int64_t works = work_count(p);
+  uint32_t slot = 0, parity = 0;  // of the next item's stage
+  Traffic traffic(shared, me);
+  float state[64];
+  for (int64_t w = first_work(p, Ring::kCtas); w < works; w = next_work(p, w, Ring::kCtas)) {
+    const Work work = load_work(p, w);
+    if (work.sequence < 0) continue;
+    if (!work.is_active) {
+      if (work.checkpoint < 0) clear_output(p, work, row, me);
+      continue;
+    }
+    RowScales rows;
+    int due = 0x7fffffff;  // items after which a checkpoint is to be stored
+    if (p.checkpoints > 0 && work.checkpoint < 0) due = next_checkpoint(p, work.sequence, work.span.length, 0);
+    traffic.open(p, work, row, me);
+    load_state(state, work_source(p, work), work.is_map, row, me);
+    ChainItem item;
+    {
+      float low[2], high[2];
+      half_peaks<0>(low, state);
+      half_peaks<32>(high, state);
+      item.peaks[0] = fmaxf(low[0], high[0]), item.peaks[1] = fmaxf(low[1], high[1]);
+    }
+    traffic.next(item, -1, me);
+    const int items = work.items;
+    for (int index = 0; index < items; ++index) {
+      ChainPlace at;
+      at.stage = shared + Plan::kStage + slot * Stage::kStride;
+      // Shared addresses carry the CTA's rank in their upper bits, which a descriptor has no room for.
+      at.stage16 = __shfl_sync(0xffffffffu, (at.stage & 0x3ffffu) >> 4, 0);
+      at.full = barriers + slot * 8, at.parity = parity;
+      at.index = index;
+      run_item(state, rows, item, p, work, traffic, at, row, me);
+      __syncwarp();  // every lane's reads of the stage before the one arrival
+      Ring::release(barriers + (Ring::kCount + slot) * 8, slot, me.lane);
+      slot = slot + 1 == Ring::kCount ? 0 : slot + 1;
+      parity ^= slot == 0 ? 1 : 0;
+      if (__builtin_expect(index + 1 == due, 0)) {
+#pragma unroll 1
+        for (int c = 0; c < p.checkpoints; ++c)
+          if (is_checkpoint_due(p, work, c, due))
+            store_state(state, rows, checkpoint_target(p, work.sequence, work.head, c), row, me);
+        due = next_checkpoint(p, work.sequence, work.span.length, due);
+      }
+    }
+    traffic.close(p, work, row, me);
+    store_state(state, rows, work_target(p, work), row, me);
+  }
+}
+
+}  // namespace kda::cuda::prefill_fused

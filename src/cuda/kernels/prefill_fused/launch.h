@@ -1,0 +1,27 @@
+// Between the sources of the launcher: which kernels serve a gate, and the launches of the staged form.
+#pragma once
+
+#include "cuda/kernels/prefill_fused/params.h"
+
+namespace kda::cuda::prefill_fused {
+
+using Kernel = void (*)(Params);
+
+// What a gate's kernels are instantiated for.
+inline Diagonal diagonal_for(Gate gate, float lower_bound) {
+  return gate == Gate::kBounded && lower_bound >= kMinAnchoredBound ? Diagonal::kAnchored : Diagonal::kDyadic;
+}
+
+struct Shape {
+  int64_t blocks;
+  int threads;
+  uint32_t shared_bytes;
+  bool is_dependent = false;  // may start before the grid before it ends: it waits for that itself
+};
+cudaError_t launch_kernel(Kernel kernel, const Shape& shape, const Params& params, cudaStream_t stream);
+
+cudaError_t prepare_staged(Gate gate, Real gate_type, float lower_bound);
+cudaError_t launch_stages(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
+cudaError_t launch_chain(const Params& params, int64_t works, int sm_count, cudaStream_t stream);
+
+}  // namespace kda::cuda::prefill_fused

@@ -1,0 +1,189 @@
+// The rows of a consumer warp in memory and in its tiles: states, values and outputs.
+//
+// A tile is [32 tokens, 16 value rows] bf16, four a warp: item i's values come to tile i % 4 and are read into
+// registers, its outputs take their place there and are stored from there.
+#pragma once
+
+#include "cuda/kernels/prefill_fused/slow_path.cuh"
+
+namespace kda::cuda::prefill_fused {
+
+// Pairs of a state may lie at any element (P-1): `whole` if they are aligned to their size.
+__device__ __forceinline__ bool has_whole_pairs(const void* base, Real type, int64_t offset) {
+  const uint32_t size = type == Real::kF32 ? 4 : 2;
+  return ((static_cast<uint32_t>(reinterpret_cast<uintptr_t>(base)) + static_cast<uint32_t>(offset) * size) &
+          (2 * size - 1)) == 0;
+}
+
+__device__ __forceinline__ float2 load_state_pair(const void* base, Real type, int64_t at, bool whole) {
+  if (type == Real::kF32) {
+    const float* from = static_cast<const float*>(base) + at;
+    return whole ? *reinterpret_cast<const float2*>(from) : float2{from[0], from[1]};
+  }
+  const uint16_t* from = static_cast<const uint16_t*>(base) + at;
+  const uint32_t x =
+      whole ? *reinterpret_cast<const uint32_t*>(from) : from[0] | static_cast<uint32_t>(from[1]) << 16;
+  return type == Real::kBf16 ? float2{ptx::bf16_low(x), ptx::bf16_high(x)} : ptx::unpack_f16(x);
+}
+
+__device__ __forceinline__ void store_state_pair(void* base, Real type, int64_t at, float x, float y, bool whole) {
+  if (type == Real::kF32) {
+    float* to = static_cast<float*>(base) + at;
+    if (whole) *reinterpret_cast<float2*>(to) = float2{x, y};
+    else to[0] = x, to[1] = y;
+  } else {
+    uint16_t* to = static_cast<uint16_t*>(base) + at;
+    const uint32_t packed = type == Real::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+    if (whole) *reinterpret_cast<uint32_t*>(to) = packed;
+    else to[0] = static_cast<uint16_t>(packed), to[1] = static_cast<uint16_t>(packed >> 16);
+  }
+}
+
+__device__ __forceinline__ void load_state(float (&state)[64], const StateSource& source, bool is_map, int row,
+                                           const ConsumerLane& me) {
+  if (source.base == nullptr) {
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        state[4 * n + e] = is_map && row + me.g + 8 * (e >> 1) == 8 * n + 2 * me.c + (e & 1) ? 1.0f : 0.0f;
+    return;
+  }
+  const bool whole = has_whole_pairs(source.base, source.type, source.offset);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int64_t at = source.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      const float2 x = load_state_pair(source.base, source.type, at + 8 * n, whole);
+      state[4 * n + 2 * r] = x.x;
+      state[4 * n + 2 * r + 1] = x.y;
+    }
+  }
+}
+
+__device__ __forceinline__ void store_state(const float (&state)[64], const RowScales& rows,
+                                            const StateTarget& target, int row, const ConsumerLane& me) {
+  if (target.base == nullptr) return;
+  const bool whole = has_whole_pairs(target.base, target.type, target.offset);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int64_t at = target.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+      store_state_pair(target.base, target.type, at + 8 * n, state[4 * n + 2 * r] * rows.inverse[r],
+                       state[4 * n + 2 * r + 1] * rows.inverse[r], whole);
+  }
+}
+
+// What a warp keeps of a work's rows: this lane's next values to fetch and next outputs to store (token row lane / 2,
+// 16-byte half lane % 2), and how many rows the last item has.
+struct RowCursor {
+  const char* values;
+  char* out[2];                   // of token rows lane / 2 and 16 more
+  uint32_t value_step, out_step;  // bytes of a token row
+  int items, tail;
+  int most;     // outputs of an item that may be stored: 0 in runs for a state only
+  bool is_map;  // values are zero
+};
+
+__device__ __forceinline__ int last_item_rows(const Work& work) {
+  return static_cast<int>(work.span.length - static_cast<int64_t>(work.items - 1) * kChunk);
+}
+__device__ __forceinline__ int item_rows(int index, int items, int tail) {
+  return index + 1 < items ? kChunk : (index + 1 == items ? tail : 0);
+}
+
+__device__ __forceinline__ RowCursor row_cursor(const Params& p, const Work& work, int row, int lane) {
+  RowCursor rows;
+  const int64_t v = row_offset(p.v_rows, work, lane >> 1, work.head) + row + 8 * (lane & 1);
+  const int64_t out = row_offset(p.out_rows, work, lane >> 1, work.head) + row + 8 * (lane & 1);
+  rows.values = static_cast<const char*>(p.v) + 2 * v;
+  rows.value_step = renew(2 * static_cast<uint32_t>(p.v_rows.token));
+  rows.out_step = renew(2 * static_cast<uint32_t>(p.out_rows.token));
+  rows.out[0] = static_cast<char*>(p.out) + 2 * out;
+  rows.out[1] = rows.out[0] + step_bytes(16, rows.out_step);
+  rows.items = work.items;
+  rows.tail = last_item_rows(work);
+  rows.most = work.has_output ? kChunk : 0;
+  rows.is_map = work.is_map;
+  return rows;
+}
+
+// Starts copying `valid` value rows, 16 bytes of two token rows a lane, from `values` on to a tile; the others become
+// zero.
+__device__ __forceinline__ void copy_values(const char* values, uint32_t step, int valid, uint32_t tile, int lane) {
+  const uint32_t target = tile + tile_offset(lane >> 1, lane & 1);
+  const bool first = (lane >> 1) < valid, second = (lane >> 1) + 16 < valid;
+  ptx::copy_async_16(target, first ? values : nullptr, first ? 16 : 0);
+  ptx::copy_async_16(target + 512, second ? values + step_bytes(16, step) : nullptr, second ? 16 : 0);
+}
+
+// Fragment address of this lane for the transposed 8x8 loads and stores of token rows 16j..16j+15.
+__device__ __forceinline__ uint32_t fragment_address(uint32_t tile, int j, const ConsumerLane& me) {
+  const int matrix = me.lane >> 3;
+  return tile + tile_offset(16 * j + 8 * (matrix >> 1) + (me.lane & 7), matrix & 1);
+}
+
+// Output rows through the list of R-41; not inlined, rare.
+__device__ __noinline__ inline void store_listed_rows(const Params& p, const Work& work, int64_t first, int limit,
+                                                      uint32_t tile, int row, int lane) {
+  for (int token = lane >> 1; token < limit; token += 16) {
+    const uint4 x = ptx::load_shared_u4(tile + tile_offset(token, lane & 1));
+    const int64_t target = output_row(p, work.span.begin + first + token);
+    const int64_t at = work.span.batch * p.out_rows.batch + target * p.out_rows.token + work.head * p.out_rows.head;
+    if (target >= 0) *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + at + row + 8 * (lane & 1)) = x;
+  }
+}
+
+// An item's outputs, rounded once (N-4), to its tile.
+__device__ __forceinline__ void stage_output(const float (&out)[16], const RowScales& scales, const Params& p,
+                                             uint32_t tile, const ConsumerLane& me) {
+  // A power of two times the scale: exact (the inverse is at most 2^126).
+  const float factor[2] = {scales.inverse[0] * p.scale, scales.inverse[1] * p.scale};
+  uint32_t packed[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) packed[i] = ptx::pack_bf16(out[2 * i] * factor[i & 1], out[2 * i + 1] * factor[i & 1]);
+#pragma unroll
+  for (int j = 0; j < 2; ++j)
+    ptx::store_matrix_x4_trans(fragment_address(tile, j, me), packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
+                               packed[4 * j + 3]);
+}
+
+// A lane's 16-byte pieces of a staged output tile. A __syncwarp lies between staging and this.
+struct StagedOutput {
+  uint4 x, y;
+};
+__device__ __forceinline__ StagedOutput load_output(uint32_t tile, int lane) {
+  const uint32_t source = tile + tile_offset(lane >> 1, lane & 1);
+  return {ptx::load_shared_u4(source), ptx::load_shared_u4(source + 512)};
+}
+
+// The staged outputs of item `index`, tokens below `limit`, to memory at the cursor's outputs, `shift` bytes on.
+__device__ __forceinline__ void store_output(const StagedOutput& staged, const Params& p, const Work& work,
+                                             const RowCursor& rows, int shift, int index, int limit, uint32_t tile,
+                                             int row, int lane) {
+  if (__builtin_expect(p.out_row_of.data == nullptr, 1)) {
+    if ((lane >> 1) < limit) *reinterpret_cast<uint4*>(rows.out[0] + shift) = staged.x;
+    if ((lane >> 1) + 16 < limit) *reinterpret_cast<uint4*>(rows.out[1] + shift) = staged.y;
+  } else {
+    store_listed_rows(p, work, static_cast<int64_t>(index) * kChunk, limit, tile, row, lane);
+  }
+}
+
+// To the next item's outputs. Just before they are stored: a store holds its address registers for long.
+__device__ __forceinline__ void step_outputs(RowCursor& rows) {
+  rows.out[0] += step_bytes(kChunk, rows.out_step);
+  rows.out[1] += step_bytes(kChunk, rows.out_step);
+}
+
+__device__ inline void clear_output(const Params& p, const Work& work, int row, const ConsumerLane& me) {
+  for (int64_t token = me.lane >> 1; token < work.span.length; token += 16) {
+    const int64_t target = output_row(p, work.span.begin + token);
+    const int64_t at = work.span.batch * p.out_rows.batch + target * p.out_rows.token + work.head * p.out_rows.head;
+    if (target >= 0)
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + at + row + 8 * (me.lane & 1)) = uint4{};
+  }
+}
+
+}  // namespace kda::cuda::prefill_fused
