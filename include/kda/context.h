@@ -111,7 +111,8 @@ typedef KDA_ENUM(kda_operator) {
   KDA_OP_STATE_COPY = 7,
   KDA_OP_METADATA = 8,
   KDA_OP_SEGMENT_SUMMARY = 9,
-  KDA_OP_SEGMENT_MERGE = 10
+  KDA_OP_SEGMENT_MERGE = 10,
+  KDA_OP_LAYER = 11
 } kda_operator;
 /* "prefill" etc.; static storage; "unknown" for any other number. */
 KDA_API const char* kda_operator_name(kda_operator op);

@@ -6,6 +6,7 @@
 #include <kda/conv.h>
 #include <kda/decode.h>
 #include <kda/device.h>
+#include <kda/layer.h>
 #include <kda/metadata.h>
 #include <kda/prefill.h>
 #include <kda/state_copy.h>

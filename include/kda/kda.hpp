@@ -75,6 +75,12 @@ inline kda_decode_step_desc make() {
 }
 
 template <>
+inline kda_layer_desc make() {
+  kda_layer_desc d;
+  kda_layer_desc_init(&d);
+  return d;
+}
+template <>
 inline kda_metadata_desc make() {
   kda_metadata_desc d;
   kda_metadata_desc_init(&d);
@@ -185,6 +191,7 @@ class Plan {
   Plan(const Context& c, const kda_gated_norm_desc& d) { create(kda_gated_norm_plan_create, c, d); }
   Plan(const Context& c, const kda_segment_merge_desc& d) { create(kda_segment_merge_plan_create, c, d); }
   Plan(const Context& c, const kda_metadata_desc& d) { create(kda_metadata_plan_create, c, d); }
+  Plan(const Context& c, const kda_layer_desc& d) { create(kda_layer_plan_create, c, d); }
   Plan(const Context& c, const kda_state_copy_desc& d) { create(kda_state_copy_plan_create, c, d); }
   // segment_summary shares prefill's description, so it has a name of its own.
   static Plan segment_summary(const Context& c, const kda_prefill_desc& d) {
@@ -212,6 +219,7 @@ class Plan {
   void run(const kda_metadata_args& a, kda_workspace w, void* s = nullptr) const {
     check(kda_metadata_run(get(), &a, w, s));
   }
+  void run(const kda_layer_args& a, kda_workspace w, void* s = nullptr) const { check(kda_layer_run(get(), &a, w, s)); }
   void gather(const kda_state_copy_args& a, void* s = nullptr) const { check(kda_state_gather(get(), &a, s)); }
   void scatter(const kda_state_copy_args& a, void* s = nullptr) const { check(kda_state_scatter(get(), &a, s)); }
 
@@ -327,6 +335,72 @@ class CopySet {
     void operator()(kda_copy_set* s) const noexcept { kda_copy_set_destroy(s); }
   };
   std::unique_ptr<kda_copy_set, Free> handle_;
+};
+
+// An opened checkpoint: which layers are KDA, and what they look like.
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::string& path) {
+    kda_checkpoint* c = nullptr;
+    check(kda_checkpoint_open(path.c_str(), &c));
+    handle_.reset(c);
+  }
+  struct Layer {
+    int64_t number;
+    kda_layer_spec spec;
+  };
+  std::vector<Layer> layers() const {
+    std::vector<Layer> list;
+    Layer l{};
+    while (kda_checkpoint_layer(get(), list.size(), &l.number, &l.spec) == KDA_OK) list.push_back(l);
+    return list;
+  }
+  kda_checkpoint* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Free {
+    void operator()(kda_checkpoint* c) const noexcept { kda_checkpoint_close(c); }
+  };
+  std::unique_ptr<kda_checkpoint, Free> handle_;
+};
+
+// One layer's packed weights.
+class LayerWeights {
+ public:
+  LayerWeights(const Context& c, const Checkpoint& checkpoint, size_t i, const kda_layer_load_options& options) {
+    kda_layer_weights* w = nullptr;
+    check(kda_layer_weights_load(c.get(), checkpoint.get(), i, &options, &w));
+    handle_.reset(w);
+  }
+  LayerWeights(const Context& c, const kda_layer_spec& spec, const std::vector<kda_named_tensor>& tensors,
+               const kda_layer_load_options& options) {
+    kda_layer_weights* w = nullptr;
+    check(kda_layer_weights_create(c.get(), &spec, tensors.data(), tensors.size(), &options, &w));
+    handle_.reset(w);
+  }
+  kda_layer_spec spec() const {
+    kda_layer_spec s{};
+    check(kda_layer_weights_spec(get(), &s));
+    return s;
+  }
+  size_t bytes() const {
+    size_t n = 0;
+    check(kda_layer_weights_size(get(), &n));
+    return n;
+  }
+  // "A_log", "dt_bias", "conv", "norm"; owned by the weights.
+  kda_tensor parameter(const std::string& name) const {
+    kda_tensor t{};
+    check(kda_layer_weights_parameter(get(), name.c_str(), &t));
+    return t;
+  }
+  kda_layer_weights* get() const noexcept { return handle_.get(); }
+
+ private:
+  struct Free {
+    void operator()(kda_layer_weights* w) const noexcept { kda_layer_weights_destroy(w); }
+  };
+  std::unique_ptr<kda_layer_weights, Free> handle_;
 };
 
 // A safetensors file.

@@ -1,4 +1,4 @@
-/* libkda, C ABI: reading safetensors files (weights, vectors of expected values, captured inputs).
+/* libkda, C ABI: safetensors files (weights, vectors of expected values, captured inputs and results).
  *
  * Format: 8 bytes little-endian header length, a JSON header, the data. Nothing in a header is believed before it is
  * checked: lengths against the file, offsets against the data and one another (no overlap, no hole), shapes against
@@ -43,6 +43,15 @@ KDA_API kda_status kda_tensor_file_metadata(const kda_tensor_file* file, size_t 
  * `layout` with data filled in. UNSUPPORTED: an opaque tensor. INVALID_ARGUMENT: another layout, or the file became
  * shorter since it was opened (then the destination may be partly written). */
 KDA_API kda_status kda_tensor_file_read(const kda_tensor_file* file, size_t i, const kda_tensor* destination);
+
+typedef struct kda_named_tensor {
+  const char* name;
+  kda_tensor tensor;
+} kda_named_tensor;
+
+/* Writes a file of these tensors, in this order; host memory, any strides. It appears under its name only when it is
+ * complete. INVALID_ARGUMENT: a name twice, an absent tensor, or it cannot be written. */
+KDA_API kda_status kda_tensor_file_write(const char* path, const kda_named_tensor* tensors, size_t count);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -64,6 +64,7 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  int64_t data_begin() const { return data_begin_; }  // of the data section, in the file
   const SafetensorsEntry* find(std::string_view name) const;
 
   // UNSUPPORTED: an opaque element type or more than KDA_MAX_RANK dimensions.

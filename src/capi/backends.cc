@@ -2,9 +2,11 @@
 
 #include "cpu/candidates.h"
 #include "cpu/metadata.h"
+#include "cpu/projections.h"
 #include "cpu/state_copy.h"
 #include "kda/context.h"
 #include "reference/candidates.h"
+#include "reference/projections.h"
 
 // The one place that asks whether the CUDA backend is in this build.
 #ifdef KDA_WITH_CUDA
@@ -21,6 +23,9 @@ Backends make() {
   list.source_hash = kda_source_hash();
   list.copies.push_back(cpu::copy_backend());
   if (const CopyBackend* copies = cuda::copy_backend()) list.copies.push_back(copies);
+  if (const ProjectionBackend* onednn = cpu::onednn_projection()) list.projections.push_back(onednn);
+  list.projections.push_back(cpu::portable_projection());
+  list.projections.push_back(reference::projection());
   cuda::add_candidates(list);
   list.add(cpu::portable_prefill());
   list.add(cpu::portable_segment_summary());

@@ -6,6 +6,7 @@
 #include "base/safetensors.h"
 #include "base/tensor.h"
 #include "capi/guard.h"
+#include "core/validate.h"
 
 struct kda_tensor_file {
   kda::SafetensorsFile file;
@@ -102,6 +103,20 @@ kda_status kda_tensor_file_read(const kda_tensor_file* file, size_t i, const kda
     KDA_RETURN_IF_ERROR(file->file.check_readable(*entry));
     KDA_RETURN_IF_ERROR(check_destination(*entry, layout_of(*entry), *destination));
     return file->file.read_into(*entry, destination->data);
+  });
+}
+
+kda_status kda_tensor_file_write(const char* path, const kda_named_tensor* tensors, size_t count) {
+  return guard([&]() -> Status {
+    KDA_RETURN_IF_ERROR(check_pointer("path", path));
+    KDA_RETURN_IF_ERROR(check_pointer("tensors", tensors));
+    std::vector<kda::SafetensorsItem> items;
+    for (size_t i = 0; i < count; ++i) {
+      if (tensors[i].name == nullptr) return kda::invalid_argument("tensors[", i, "].name: wanted a text, got NULL");
+      KDA_RETURN_IF_ERROR(kda::check_view(tensors[i].name, tensors[i].tensor, {KDA_CPU, 0}));
+      items.push_back({tensors[i].name, tensors[i].tensor});
+    }
+    return kda::write_safetensors(path, items);
   });
 }
 

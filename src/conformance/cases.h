@@ -20,7 +20,7 @@ namespace kda::conformance {
 struct Setting {
   std::string backend = "auto";
   kda_context* context = nullptr;
-  kda_context* other = nullptr;   // another number of threads: the bits must be the same (N-12)
+  kda_context* other = nullptr;  // another number of threads: the bits must be the same (N-12)
   // For tests of the cases themselves: spoils a result of the backend before it is looked at.
   std::function<void(const std::string& what, Tensor&)> spoil;
   kda_device device{KDA_CPU, 0};  // of the contexts; another one than the CPU: named by set_device as well
@@ -106,6 +106,7 @@ std::vector<Case> state_copy_cases();
 std::vector<Case> metadata_cases();
 std::vector<Case> segment_summary_cases();
 std::vector<Case> segment_merge_cases();
+std::vector<Case> layer_cases();
 // All of them, in the order of the operators.
 std::vector<Case> all_cases();
 

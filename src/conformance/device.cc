@@ -127,6 +127,20 @@ std::vector<kda_tensor*> tensors_of(kda_metadata_args& a) {
           &t.chunk_offsets};
 }
 
+std::vector<kda_tensor*> tensors_of(kda_layer_args& a) {
+  std::vector<kda_tensor*> list = {&a.hidden,     &a.state,         &a.conv_state,          &a.records.u,
+                                   &a.records.kg, &a.records.count, &a.records.record_rows, &a.normed,
+                                   &a.out};
+  for (kda_layer_group* g : {&a.chunk, &a.recurrent}) {
+    kda_sequences& s = g->sequences;
+    for (kda_tensor* t : {&s.cu_seqlens, &s.begin, &s.length, &s.num_active, &g->slots, &g->write_slots,
+                          &g->has_initial_state, &g->accepted, &g->checkpoint_offsets, &g->checkpoint_slots}) {
+      list.push_back(t);
+    }
+  }
+  return list;
+}
+
 Mirror::Mirror(DeviceMemory& memory, const std::vector<kda_tensor*>& tensors, size_t workspace_bytes)
     : memory_(memory), workspace_bytes_(workspace_bytes) {
   for (const kda_tensor* t : tensors) {

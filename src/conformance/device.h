@@ -51,6 +51,7 @@ std::vector<kda_tensor*> tensors_of(kda_gated_norm_args& a);
 std::vector<kda_tensor*> tensors_of(kda_segment_summary_args& a);
 std::vector<kda_tensor*> tensors_of(kda_segment_merge_args& a);
 std::vector<kda_tensor*> tensors_of(kda_state_copy_args& a);
+std::vector<kda_tensor*> tensors_of(kda_layer_args& a);     // but the weights'
 std::vector<kda_tensor*> tensors_of(kda_metadata_args& a);  // but the host's
 
 // An image of some tensors' host memory in device memory. Tensors that share memory share it there; addresses keep

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "conformance/api.h"
+#include "conformance/layer_vectors.h"
 #include "conformance/limits.h"
 #include "conformance/vectors.h"
 
@@ -166,7 +167,9 @@ VectorCases vector_cases(const std::string& directory) {
     } else if (name == "decode_32") {
       add(found.cases, KDA_OP_DECODE, path, "", run_decode);
     } else if (name.rfind("layer_", 0) == 0) {
-      found.skipped.push_back(path.filename().string() + ": a whole layer; this build has no layer operator");
+      add(found.cases, KDA_OP_LAYER, path, "", [path](const Vectors&, kda_dtype io, const Setting& s, Report& r) {
+        run_layer_vectors(path.string(), io, s, r);
+      });
     } else {
       found.unknown.push_back(path.filename().string());
     }

@@ -10,7 +10,7 @@ namespace kda::conformance {
 
 struct VectorCases {
   std::vector<Case> cases;
-  std::vector<std::string> skipped;  // "name: why": whole-layer files, whose operator is not in this build
+  std::vector<std::string> skipped;  // "name: why"
   std::vector<std::string> unknown;  // safetensors files that nobody here knows
 };
 

@@ -58,14 +58,17 @@ class Candidate {
 template <class Op>
 using CandidateList = std::vector<const Candidate<Op>*>;
 
-class CopyBackend;  // core/state_copy_backend.h
+class CopyBackend;        // core/state_copy_backend.h
+class ProjectionBackend;  // core/projection.h
 
 // Every candidate of every operator, in the order of R-8. Filled in once, by capi.
 struct Backends {
-  const char* source_hash = "unknown";      // of this library, for the configuration snapshot (spec Y-11)
-  std::vector<const CopyBackend*> copies;   // state copies, one backend a device type
+  const char* source_hash = "unknown";                // of this library, for the configuration snapshot (spec Y-11)
+  std::vector<const CopyBackend*> copies;             // state copies, one backend a device type
+  std::vector<const ProjectionBackend*> projections;  // of the layer, in the order of preference
   std::tuple<CandidateList<Prefill>, CandidateList<Decode>, CandidateList<Commit>, CandidateList<DecodeStep>,
-             CandidateList<Conv>, CandidateList<GatedNorm>, CandidateList<SegmentSummary>, CandidateList<SegmentMerge>>
+             CandidateList<Conv>, CandidateList<GatedNorm>, CandidateList<SegmentSummary>,
+             CandidateList<SegmentMerge>>
       lists;
 
   template <class Op>

@@ -19,12 +19,9 @@ struct Alias {
   const char* to;
 };
 constexpr Alias kAliases[] = {
-    {KDA_OP_PREFILL, "triton", "portable"},
-    {KDA_OP_PREFILL, "flashkda", "fused"},
-    {KDA_OP_DECODE, "triton", "portable"},
-    {KDA_OP_DECODE, "native", "fused"},
-    {KDA_OP_DECODE_STEP, "triton", "portable"},
-    {KDA_OP_DECODE_STEP, "native", "fused"},
+    {KDA_OP_PREFILL, "triton", "portable"},     {KDA_OP_PREFILL, "flashkda", "fused"},
+    {KDA_OP_DECODE, "triton", "portable"},      {KDA_OP_DECODE, "native", "fused"},
+    {KDA_OP_DECODE_STEP, "triton", "portable"}, {KDA_OP_DECODE_STEP, "native", "fused"},
 };
 
 }  // namespace
@@ -41,6 +38,7 @@ const char* operator_name(kda_operator op) {
     case KDA_OP_METADATA: return "metadata";
     case KDA_OP_SEGMENT_SUMMARY: return "segment_summary";
     case KDA_OP_SEGMENT_MERGE: return "segment_merge";
+    case KDA_OP_LAYER: return "layer";
   }
   return "unknown";
 }
@@ -55,8 +53,8 @@ Result<std::string> parse_backend_name(kda_operator op, const char* name, const 
     if (std::strcmp(name, alias.from) == 0) return std::string(alias.to);
     aliases += str_cat(", ", alias.from, " (= ", alias.to, ")");
   }
-  return invalid_argument(operator_name(op), " backend (", where, "): wanted auto, portable, fused, reference", aliases,
-                          "; got \"", name, "\"");
+  return invalid_argument(operator_name(op), " backend (", where, "): wanted auto, portable, fused, reference",
+                          aliases, "; got \"", name, "\"");
 }
 
 Result<BackendRequest> requested_backend(kda_operator op, const char* plan_field, const char* environment_variable) {

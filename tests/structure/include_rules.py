@@ -11,18 +11,19 @@ RULES = {
     "src/core": ["base/", "core/", "kda/"],
     "src/reference": ["base/", "core/", "reference/", "kda/"],
     "src/cpu": ["base/", "core/", "cpu/", "kda/", "hwy/"],
+    "src/layer": ["base/", "core/", "layer/", "kda/"],
     "src/cuda/host": ["base/", "core/", "cuda/", "kda/"],
     "src/cuda/kernels": ["cuda/kernels/", "cuda/tile/", "cuda/ptx/"],
     "src/cuda/tile": ["cuda/tile/", "cuda/ptx/"],
     "src/cuda/ptx": ["cuda/ptx/"],
-    "src/capi": ["base/", "core/", "cpu/", "reference/", "cuda/host/", "capi/", "kda/"],
+    "src/capi": ["base/", "core/", "cpu/", "reference/", "layer/", "cuda/host/", "capi/", "kda/"],
     "src/conformance": ["conformance/", "kda/"],
     "src/serve": ["serve/", "conformance/", "kda/"],
     "tools/kda": ["tools/", "serve/", "conformance/", "bench/", "kda/"],
     "bench": ["bench/", "conformance/", "kda/"],
     "bindings/torch": ["kda/", "bindings/"],
 }
-PROJECT_PREFIXES = ("base/", "core/", "reference/", "cpu/", "cuda/", "capi/", "conformance/", "serve/", "tools/", "kda/", "bench/", "bindings/", "tests/")
+PROJECT_PREFIXES = ("base/", "core/", "layer/", "reference/", "cpu/", "cuda/", "capi/", "conformance/", "serve/", "tools/", "kda/", "bench/", "bindings/", "tests/")
 CUDA_RUNTIME = re.compile(r"^(cuda_runtime|cuda\.h|cuda_fp16|cuda_bf16|cuda/ptx|cuda/std|cublas)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.M)
 

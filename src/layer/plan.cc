@@ -1,0 +1,445 @@
+#include "layer/plan.h"
+
+#include <algorithm>
+
+namespace kda::layer {
+namespace {
+
+Status normalize(kda_layer_desc& d) {
+  KDA_RETURN_IF_ERROR(kda::layer::normalize(d.layer));
+  if (d.io_dtype == 0) d.io_dtype = KDA_BF16;
+  if (!is_io_dtype(d.io_dtype)) {
+    return invalid_argument("io_dtype: wanted fp32, bf16 or fp16, got ", dtype_name(d.io_dtype));
+  }
+  if (d.conv_dtype == 0) d.conv_dtype = d.io_dtype;
+  if (d.out_dtype == 0) d.out_dtype = d.io_dtype;
+  if (d.conv_layout == 0) d.conv_layout = KDA_CONV_SD;
+  if (d.width == 0) d.width = 1;
+  KDA_RETURN_IF_ERROR(check_bound("max_tokens", d.max_tokens));
+  return check_bound("max_sequences", d.max_sequences);
+}
+
+kda_attention_spec attention(const kda_layer_desc& d) {
+  kda_attention_spec a{};
+  a.num_heads = d.layer.num_heads;
+  a.num_value_heads = d.layer.num_value_heads;
+  a.key_dim = d.layer.key_dim;
+  a.value_dim = d.layer.value_dim;
+  a.io_dtype = d.io_dtype;
+  a.state_dtype = d.state_dtype;
+  a.gate_family = d.layer.gate_family;
+  a.lower_bound = d.layer.lower_bound;
+  a.allow_neg_eigval = d.layer.allow_neg_eigval;
+  return a;
+}
+
+template <class Op>
+Status make(const Context& context, const typename Op::Desc& desc, std::unique_ptr<Plan<Op>>& out) {
+  auto plan = create_plan<Op>(context, &desc);
+  if (!plan.ok()) return plan.status().with_context("layer");
+  out = std::move(plan.value());
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LayerPlan>> LayerPlan::create(const Context& context, const kda_layer_desc* raw) {
+  std::unique_ptr<LayerPlan> plan(new LayerPlan());
+  KDA_RETURN_IF_ERROR(read_struct(raw, plan->desc_, "desc"));
+  kda_layer_desc& d = plan->desc_;
+  KDA_RETURN_IF_ERROR(normalize(d));
+  const bool reference = d.backend != nullptr && std::string_view(d.backend) == "reference";
+  if (d.out_dtype != d.io_dtype && !(reference && d.out_dtype == KDA_FP64)) {
+    return invalid_argument("out_dtype: wanted io_dtype, or fp64 on the reference backend, got ",
+                            dtype_name(d.out_dtype));
+  }
+  if (d.projection == nullptr && reference) d.projection = "reference";
+  auto choice = select_projection(context, d.io_dtype, d.projection);
+  if (!choice.ok()) return choice.status().with_context("layer");
+  plan->projection_ = choice.value().backend;
+  plan->refused = std::move(choice.value().refused);
+  plan->op = KDA_OP_LAYER;
+  plan->context = &context;
+  plan->backend = plan->projection_->name();
+  plan->isa = plan->backend == "reference" ? "fp64" : context.isa;
+  plan->checked = checked_mode(d.flags);
+  KDA_RETURN_IF_ERROR(plan->make_parts());
+  plan->book_sections();
+  if (plan->book.overflowed()) return unsupported("layer: size: wanted a workspace below 2^63 bytes, got more");
+  d.backend = d.prefill_backend = d.projection = nullptr;  // the caller's
+  return plan;
+}
+
+Status LayerPlan::make_parts() {
+  const kda_layer_desc& d = desc_;
+  kda_conv_desc conv{};
+  conv.struct_size = sizeof conv;
+  conv.backend = d.backend;
+  conv.mode = KDA_CONV_PREFILL;
+  conv.width = d.layer.conv_width;
+  conv.parts = 1;
+  conv.channels[0] = channels(d.layer);
+  conv.io_dtype = d.io_dtype;
+  conv.state_dtype = d.conv_dtype;
+  conv.layout = d.conv_layout;
+  conv.max_tokens = d.max_tokens;
+  conv.max_sequences = d.max_sequences;
+  conv.initial_state = d.initial_state;
+  conv.null_slot = d.null_slot;
+  conv.max_checkpoints = d.max_checkpoints;
+  conv.flags = d.flags;
+  KDA_RETURN_IF_ERROR(make<Conv>(*context, conv, conv_));
+
+  kda_prefill_desc prefill{};
+  prefill.struct_size = sizeof prefill;
+  prefill.attention = attention(d);
+  prefill.backend = d.prefill_backend != nullptr ? d.prefill_backend : d.backend;
+  prefill.max_tokens = d.max_tokens;
+  prefill.max_sequences = d.max_sequences;
+  prefill.initial_state = d.initial_state;
+  prefill.null_slot = d.null_slot;
+  prefill.max_checkpoints = d.max_checkpoints;
+  prefill.flags = d.flags;
+  prefill.segments = d.segments;
+  KDA_RETURN_IF_ERROR(make<Prefill>(*context, prefill, prefill_));
+
+  kda_gated_norm_desc norm{};
+  norm.struct_size = sizeof norm;
+  norm.backend = d.backend;
+  norm.num_value_heads = d.layer.num_value_heads;
+  norm.value_dim = d.layer.value_dim;
+  norm.io_dtype = d.io_dtype;
+  norm.out_dtype = d.out_dtype;
+  norm.eps = d.layer.norm_eps;
+  norm.max_tokens = d.max_tokens;
+  KDA_RETURN_IF_ERROR(make<GatedNorm>(*context, norm, norm_));
+
+  kda_decode_step_desc step{};
+  step.struct_size = sizeof step;
+  step.decode.struct_size = sizeof step.decode;
+  step.decode.attention = attention(d);
+  step.decode.attention.out_dtype = d.out_dtype;
+  step.decode.backend = d.backend;
+  step.decode.max_tokens = d.max_tokens;
+  step.decode.max_sequences = d.max_sequences;
+  step.decode.width = d.width;
+  step.decode.mode = d.mode;
+  step.decode.fold = d.fold;
+  step.decode.null_slot = d.null_slot;
+  step.decode.flags = d.flags;
+  step.conv_width = d.layer.conv_width;
+  step.conv_parts = 1;
+  step.conv_layout = d.conv_layout;
+  step.conv_dtype = d.conv_dtype;
+  step.norm_eps = d.layer.norm_eps;
+  return make<DecodeStep>(*context, step, step_);
+}
+
+void LayerPlan::book_sections() {
+  const kda_layer_desc& d = desc_;
+  const kda_layer_spec& s = d.layer;
+  const int64_t T = d.max_tokens;
+  qkv_ = book.book("q, k, v before the conv", d.io_dtype, {T, channels(s)});
+  b_ = book.book("beta logits", d.io_dtype, {T, s.num_value_heads});
+  f_a_ = book.book("f_a", d.io_dtype, {T, s.gate_rank});
+  f_ = book.book("gate logits", d.io_dtype, {T, gates(s)});
+  g_a_ = book.book("g_a", d.io_dtype, {T, s.output_gate_rank});
+  z_ = book.book("output gate", d.io_dtype, {T, values(s)});
+  post_ = book.book("q, k, v", d.io_dtype, {T, channels(s)});
+  o_ = book.book("attention", d.io_dtype, {T, values(s)});
+  y_ = book.book("normed", d.out_dtype, {T, values(s)});
+  const int64_t cols = std::max({s.hidden, values(s), s.gate_rank, s.output_gate_rank});
+  projections_ = book.book_bytes("projections", projection_->workspace_bytes(*context, d.io_dtype, T, cols));
+  int64_t bytes = 0;
+  for (size_t i = 0; const kda_plan* p = part(i); ++i) bytes = std::max(bytes, p->book.total_bytes());
+  operators_ = book.book_bytes("operators", bytes);
+}
+
+const kda_plan* LayerPlan::part(size_t i) const {
+  const kda_plan* const parts[] = {conv_.get(), prefill_.get(), norm_.get(), step_.get()};
+  return i < std::size(parts) ? parts[i] : nullptr;
+}
+
+// ---- A run ---------------------------------------------------------------------------------------------
+
+struct LayerPlan::Scratch {
+  kda_tensor qkv, q_raw, k_raw, v_raw, b, f_a, f, g_a, z;  // raw projections; flat rows
+  kda_tensor post, o, y;
+  void* projections = nullptr;
+  kda_workspace operators{};
+};
+
+namespace {
+
+bool given(const kda_layer_group& g) {
+  return present(g.sequences.cu_seqlens) || present(g.sequences.begin) || present(g.sequences.length) ||
+         present(g.slots);
+}
+
+// Columns [first, first + count) of [T, n] rows.
+kda_tensor columns(const kda_tensor& t, int64_t first, int64_t count) {
+  kda_tensor c = t;
+  c.data = static_cast<char*>(t.data) + first * static_cast<int64_t>(dtype_size(t.dtype));
+  c.shape[1] = count;
+  return c;
+}
+
+// [T, heads·dim] as [T, heads, dim].
+kda_tensor heads(const kda_tensor& t, int64_t count, int64_t dim) {
+  kda_tensor h = t;
+  h.rank = 3;
+  h.shape[1] = count;
+  h.shape[2] = dim;
+  h.strides[1] = dim;
+  h.strides[2] = 1;
+  return h;
+}
+kda_tensor flat(const kda_tensor& t) {
+  kda_tensor f = t;
+  f.rank = 2;
+  f.shape[1] = t.shape[1] * t.shape[2];
+  f.strides[1] = 1;
+  return f;
+}
+
+void fill_zero(const Context& context, const kda_tensor& t) {
+  const size_t bytes = static_cast<size_t>(t.shape[1]) * dtype_size(t.dtype);
+  context.parallel.for_each(t.shape[0], [&](int64_t r, int32_t) {
+    std::fill_n(static_cast<char*>(t.data) + r * t.strides[0] * static_cast<int64_t>(dtype_size(t.dtype)), bytes,
+                char{0});
+  });
+}
+
+kda_tensor parameter(const Weights& w, const char* name) { return w.parameter(name).value(); }
+
+void visit(const kda_layer_group& g, const TensorVisitor& visitor) {
+  visit_sequences(g.sequences, visitor);
+  visitor("slots", g.slots, false);
+  visitor("write_slots", g.write_slots, false);
+  visitor("has_initial_state", g.has_initial_state, false);
+  visitor("accepted", g.accepted, false);
+  visitor("checkpoint_offsets", g.checkpoint_offsets, false);
+  visitor("checkpoint_slots", g.checkpoint_slots, false);
+}
+
+void visit(const kda_layer_args& a, const TensorVisitor& visitor) {
+  visitor("hidden", a.hidden, false);
+  visit(a.chunk, visitor);
+  visit(a.recurrent, visitor);
+  visitor("state", a.state, true);
+  visitor("conv_state", a.conv_state, true);
+  visitor("records.u", a.records.u, true);
+  visitor("records.kg", a.records.kg, true);
+  visitor("records.count", a.records.count, true);
+  visitor("records.record_rows", a.records.record_rows, false);
+  visitor("normed", a.normed, true);
+  visitor("out", a.out, true);
+}
+
+}  // namespace
+
+Status LayerPlan::check(const kda_layer_args& a, const Weights& w) const {
+  KDA_RETURN_IF_ERROR(same(desc_.layer, w.spec()));
+  if (w.io() != desc_.io_dtype) {
+    return invalid_argument("weights: wanted packed for io ", dtype_name(desc_.io_dtype), ", got ",
+                            dtype_name(w.io()));
+  }
+  if (&w.backend() != projection_ || &w.context() != context) {
+    return invalid_argument("weights: wanted packed for projection '", projection_->name(),
+                            "' in the plan's context, got '", w.backend().name(), "'",
+                            &w.context() != context ? " in another one" : "");
+  }
+  KDA_RETURN_IF_ERROR(check_tensor("hidden", a.hidden, {desc_.io_dtype}, {kAny, desc_.layer.hidden}, 1));
+  const int64_t T = a.hidden.shape[0];
+  if (T > desc_.max_tokens) {
+    return invalid_argument("hidden: wanted at most max_tokens = ", desc_.max_tokens, " rows, got ", T);
+  }
+  KDA_RETURN_IF_ERROR(check_tensor("out", a.out, {desc_.out_dtype}, {T, desc_.layer.hidden}, 1));
+  if (!present(a.normed)) return {};
+  return check_tensor("normed", a.normed, {desc_.out_dtype}, {T, desc_.layer.num_value_heads, desc_.layer.value_dim},
+                      2);
+}
+
+Status LayerPlan::check_aliases(const kda_layer_args& args, const kda_workspace& workspace) const {
+  Status first;
+  AliasCheck aliases;
+  visit(args, [&](const char* name, const kda_tensor& tensor, bool written) {
+    if (first.ok()) first = check_view(name, tensor, context->device);
+    if (first.ok()) aliases.add(name, tensor, written);
+  });
+  KDA_RETURN_IF_ERROR(first);
+  return aliases.result(workspace);
+}
+
+LayerPlan::Scratch LayerPlan::scratch(const kda_layer_args& a, const kda_workspace& workspace) const {
+  const WorkspaceGrant grant(book, workspace.data);
+  const kda_layer_spec& s = desc_.layer;
+  const int64_t T = a.hidden.shape[0];
+  const auto rows = [&](WorkspaceBook::Id id, int64_t n, kda_dtype dtype) {
+    return make_tensor(grant.get<char>(id), dtype, {T, n}, context->device);
+  };
+  Scratch x;
+  x.qkv = rows(qkv_, channels(s), desc_.io_dtype);
+  x.q_raw = columns(x.qkv, 0, keys(s));
+  x.k_raw = columns(x.qkv, keys(s), keys(s));
+  x.v_raw = columns(x.qkv, 2 * keys(s), values(s));
+  x.b = rows(b_, s.num_value_heads, desc_.io_dtype);
+  x.f_a = rows(f_a_, s.gate_rank, desc_.io_dtype);
+  x.f = rows(f_, gates(s), desc_.io_dtype);
+  x.g_a = rows(g_a_, s.output_gate_rank, desc_.io_dtype);
+  x.z = rows(z_, values(s), desc_.io_dtype);
+  x.post = rows(post_, channels(s), desc_.io_dtype);
+  x.o = rows(o_, values(s), desc_.io_dtype);
+  x.y = present(a.normed) ? flat(a.normed) : rows(y_, values(s), desc_.out_dtype);
+  x.projections = grant.get<char>(projections_);
+  x.operators = {grant.get<char>(operators_),
+                 static_cast<size_t>(book.sections()[static_cast<size_t>(operators_)].bytes)};
+  return x;
+}
+
+// Step 1 of L-7.
+Status LayerPlan::project_in(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
+  const bool low = desc_.layer.output_gate == KDA_OUTPUT_GATE_LOW_RANK;
+  const kda_tensor in[] = {s.q_raw, s.k_raw, s.v_raw, s.b, s.f_a, low ? s.g_a : s.z};
+  context->announce("projection");
+  KDA_RETURN_IF_ERROR(projection_->run(*context, {&w.in(), a.hidden, in, s.projections}, stream));
+  KDA_RETURN_IF_ERROR(projection_->run(*context, {&w.f_b(), s.f_a, {&s.f, 1}, s.projections}, stream));
+  if (!low) return {};
+  return projection_->run(*context, {w.g_b(), s.g_a, {&s.z, 1}, s.projections}, stream);
+}
+
+// Steps 2 to 4 on the chunk rows. Rows of no sequence keep o = 0, and with it y.
+Status LayerPlan::run_chunk(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
+  const kda_layer_spec& l = desc_.layer;
+  const kda_layer_group& g = a.chunk;
+  kda_conv_args conv{};
+  conv.struct_size = sizeof conv;
+  conv.x[0] = s.qkv;
+  conv.weight[0] = parameter(w, "conv");
+  conv.sequences = g.sequences;
+  conv.state[0] = a.conv_state;
+  conv.slots = g.slots;
+  conv.write_slots = g.write_slots;
+  conv.has_initial_state = g.has_initial_state;
+  conv.checkpoint_offsets = g.checkpoint_offsets;
+  conv.checkpoint_slots = g.checkpoint_slots;
+  conv.out[0] = s.post;
+  KDA_RETURN_IF_ERROR(run_plan<Conv>(conv_.get(), &conv, s.operators, stream));
+
+  fill_zero(*context, s.o);
+  kda_prefill_args prefill{};
+  prefill.struct_size = sizeof prefill;
+  prefill.q = heads(columns(s.post, 0, keys(l)), l.num_heads, l.key_dim);
+  prefill.k = heads(columns(s.post, keys(l), keys(l)), l.num_heads, l.key_dim);
+  prefill.v = heads(columns(s.post, 2 * keys(l), values(l)), l.num_value_heads, l.value_dim);
+  prefill.gate = heads(s.f, l.num_value_heads, l.key_dim);
+  prefill.beta = s.b;
+  prefill.A_log = parameter(w, "A_log");
+  prefill.dt_bias = parameter(w, "dt_bias");
+  prefill.sequences = g.sequences;
+  prefill.state = a.state;
+  prefill.slots = g.slots;
+  prefill.write_slots = g.write_slots;
+  prefill.has_initial_state = g.has_initial_state;
+  prefill.checkpoint_offsets = g.checkpoint_offsets;
+  prefill.checkpoint_slots = g.checkpoint_slots;
+  prefill.out = heads(s.o, l.num_value_heads, l.value_dim);
+  KDA_RETURN_IF_ERROR(run_plan<Prefill>(prefill_.get(), &prefill, s.operators, stream));
+
+  kda_gated_norm_args norm{};
+  norm.struct_size = sizeof norm;
+  norm.o = prefill.out;
+  norm.z = heads(s.z, l.num_value_heads, l.value_dim);
+  norm.weight = parameter(w, "norm");
+  norm.out = heads(s.y, l.num_value_heads, l.value_dim);
+  return run_plan<GatedNorm>(norm_.get(), &norm, s.operators, stream);
+}
+
+// Steps 2 to 4 on the recurrent rows, over whatever the chunk group's norm left in them.
+Status LayerPlan::run_recurrent(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
+  const kda_layer_spec& l = desc_.layer;
+  const kda_layer_group& g = a.recurrent;
+  kda_decode_step_args step{};
+  step.struct_size = sizeof step;
+  kda_decode_args& d = step.decode;
+  d.struct_size = sizeof d;
+  d.gate = heads(s.f, l.num_value_heads, l.key_dim);
+  d.beta = s.b;
+  d.A_log = parameter(w, "A_log");
+  d.dt_bias = parameter(w, "dt_bias");
+  d.sequences = g.sequences;
+  d.state = a.state;
+  d.slots = g.slots;
+  d.write_slots = g.write_slots;
+  d.accepted = g.accepted;
+  d.has_initial_state = g.has_initial_state;
+  d.records = a.records;
+  d.out = heads(s.y, l.num_value_heads, l.value_dim);
+  step.x[0] = s.qkv;
+  step.conv_weight[0] = parameter(w, "conv");
+  step.conv_state[0] = a.conv_state;
+  step.z = heads(s.z, l.num_value_heads, l.value_dim);
+  step.norm_weight = parameter(w, "norm");
+  return run_plan<DecodeStep>(step_.get(), &step, s.operators, stream);
+}
+
+// Step 5.
+Status LayerPlan::project_out(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
+  context->announce("projection");
+  return projection_->run(*context, {&w.o(), s.y, {&a.out, 1}, s.projections}, stream);
+}
+
+Status LayerPlan::run(const kda_layer_args* raw, const kda_workspace& workspace, void* stream) const {
+  KDA_RETURN_IF_ERROR(check_observer(*context, "layer"));
+  kda_layer_args a{};
+  KDA_RETURN_IF_ERROR(read_struct(raw, a, "args"));
+  if (a.weights == nullptr) return invalid_argument("weights: wanted a pointer, got NULL");
+  const Weights& w = *a.weights->weights;
+  KDA_RETURN_IF_ERROR(check(a, w));
+  KDA_RETURN_IF_ERROR(check_workspace(*this, workspace));
+  KDA_RETURN_IF_ERROR(check_aliases(a, workspace));
+  if (!given(a.chunk) && !given(a.recurrent)) {  // a dry run (spec L-12)
+    fill_zero(*context, a.out);
+    if (present(a.normed)) fill_zero(*context, flat(a.normed));
+    return {};
+  }
+  const Scratch s = scratch(a, workspace);
+  KDA_RETURN_IF_ERROR(project_in(w, a, s, stream));
+  if (given(a.chunk)) {
+    KDA_RETURN_IF_ERROR(run_chunk(w, a, s, stream));
+  } else {
+    fill_zero(*context, s.y);
+  }
+  if (given(a.recurrent)) KDA_RETURN_IF_ERROR(run_recurrent(w, a, s, stream));
+  return project_out(w, a, s, stream);
+}
+
+Status mask_sequences(const kda_tensor& mask, int64_t* begin, int64_t* length) {
+  KDA_RETURN_IF_ERROR(check_view("mask", mask, {KDA_CPU, 0}));
+  KDA_RETURN_IF_ERROR(check_tensor("mask", mask, {KDA_BOOL, KDA_UINT8}, {kAny, kAny}));
+  const int64_t B = mask.shape[0], T = mask.shape[1];
+  std::vector<int64_t> first(static_cast<size_t>(B), 0), count(static_cast<size_t>(B), 0);
+  for (int64_t b = 0; b < B; ++b) {
+    const auto* row = static_cast<const uint8_t*>(mask.data) + b * mask.strides[0];
+    int64_t t0 = 0;
+    while (t0 < T && row[t0 * mask.strides[1]] == 0) ++t0;
+    int64_t t1 = t0;
+    while (t1 < T && row[t1 * mask.strides[1]] != 0) ++t1;
+    for (int64_t t = t1; t < T; ++t) {
+      if (row[t * mask.strides[1]] == 0) continue;
+      return invalid_argument("mask: wanted padding on the left or on the right alone, got row ", b,
+                              " with a hole at ", t1, " before ", t);
+    }
+    if (t0 > 0 && t1 < T && t1 > t0) {
+      return invalid_argument("mask: wanted padding on the left or on the right alone, got row ", b,
+                              " with both: tokens ", t0, " to ", t1 - 1, " of ", T);
+    }
+    first[static_cast<size_t>(b)] = b * T + (t1 > t0 ? t0 : 0);
+    count[static_cast<size_t>(b)] = t1 - t0;
+  }
+  std::copy(first.begin(), first.end(), begin);
+  std::copy(count.begin(), count.end(), length);
+  return {};
+}
+
+}  // namespace kda::layer
