@@ -77,6 +77,29 @@ Result<Content> Content::seeded(const Model& model, uint64_t seed, const kda_con
   return Content(layout, model.io_dtype, std::move(table.value()), seed);
 }
 
+Result<Content> Content::hidden(const Model& model, uint64_t seed, const kda_context* context) {
+  const auto element = static_cast<int64_t>(kda_dtype_size(model.io_dtype));
+  const int64_t pad = 64 / element;
+  RowLayout layout;
+  layout.stride = (model.hidden + pad - 1) / pad * pad;
+  auto table = Buffer::allocate(kTableRows * layout.stride * element);
+  if (!table.ok()) return table.status();
+  char* data = table.value().data();
+  std::memset(data, 0, table.value().bytes());
+  const uint64_t stream = mix(uint64_t{kTagHidden}, seed);
+  parallel_ranges(context, kTableRows, 64, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      char* row = data + r * layout.stride * element;
+      for (int64_t i = 0; i < model.hidden; i += 2) {
+        const Pair p = normal_pair(mix(stream ^ mix(static_cast<uint64_t>(r) << 32 | static_cast<uint64_t>(i / 2))));
+        store(row, model.io_dtype, i, p.a);
+        if (i + 1 < model.hidden) store(row, model.io_dtype, i + 1, p.b);
+      }
+    }
+  });
+  return Content(layout, model.io_dtype, std::move(table.value()), seed);
+}
+
 void Content::prompt_rows(const TokenOwner& owner, int64_t first, std::span<uint32_t> rows) const {
   int64_t position = first;
   for (uint32_t& row : rows) {

@@ -40,6 +40,8 @@ class Content {
   // Fills an N(0,1) table (q, k, v, gate, beta, z alike). Each entry depends on seed, row and its place in the
   // whole model alone, so that a rank's table is a part of the whole one.
   static Result<Content> seeded(const Model& model, uint64_t seed, const kda_context* context);
+  // The same for layer mode: a row is a hidden state [D].
+  static Result<Content> hidden(const Model& model, uint64_t seed, const kda_context* context);
   // A caller's table of `rows` rows.
   Content(const RowLayout& layout, kda_dtype dtype, Buffer table, uint64_t seed)
       : layout_(layout), dtype_(dtype), table_(std::move(table)), seed_(seed) {}

@@ -41,7 +41,9 @@ Status Engine::load(const Trace& trace, const std::vector<int64_t>& captured) {
     if (options_.digests) r->digest = Digest(model_.layers);
     if (std::binary_search(captured.begin(), captured.end(), t.index)) {
       r->capture = std::make_unique<Capture>();
-      r->capture->rows.resize(static_cast<size_t>(model_.layers));
+      for (auto* rows : {&r->capture->rows, &r->capture->inputs, &r->capture->outputs}) {
+        rows->resize(static_cast<size_t>(model_.layers));
+      }
     }
     stats_.prompt += t.input_length;
     requests_.push_back(std::move(r));
@@ -169,6 +171,8 @@ Status Engine::start(Request& request) {
     key = extend_key(key, request.owner.blocks[b]);
     request.keys.push_back(key);
   }
+  // The oracle takes a layer's own inputs, from the first token on: nothing of a verified prompt may be skipped.
+  if (options_.hidden && request.capture) return {};
   // At least one token is computed (spec K-8).
   const auto usable = static_cast<size_t>((request.trace.input_length - 1) / kBlockTokens);
   const PrefixCache::Hit hit = cache_->find({request.keys.data(), std::min(full, usable)});
@@ -201,11 +205,27 @@ void Engine::layer_done(const Step& step, int32_t layer, const char* rows) {
       Request& r = *row.request;
       const char* first = rows + (row.begin + row.first_output) * row_bytes;
       if (options_.digests) r.digest.add_rows(layer, first, row.outputs, row_bytes);
-      if (r.capture) {
+      if (r.capture && !options_.hidden) {
         std::vector<char>& kept = r.capture->rows[static_cast<size_t>(layer)];
         kept.insert(kept.end(), first, first + row.outputs * row_bytes);
       }
     }
+  }
+}
+
+void Engine::hidden_done(const Step& step, int32_t layer, const char* in, const char* out) {
+  const int64_t row_bytes = model_.hidden * static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
+  const auto keep = [&](Capture& c, int64_t first, int64_t rows) {
+    const auto number = static_cast<size_t>(layer);
+    c.inputs[number].insert(c.inputs[number].end(), in + first * row_bytes, in + (first + rows) * row_bytes);
+    c.outputs[number].insert(c.outputs[number].end(), out + first * row_bytes, out + (first + rows) * row_bytes);
+  };
+  for (const StepRow& row : step.recurrent) {
+    if (row.request->capture) keep(*row.request->capture, row.begin, row.accepted);
+  }
+  for (const StepRow& row : step.chunk) {
+    const int64_t rows = std::min<int64_t>(row.length, kVerifiedPrompt - row.request->prefilled);
+    if (row.request->capture && rows > 0) keep(*row.request->capture, row.begin, rows);
   }
 }
 
@@ -267,6 +287,10 @@ void Engine::advance_chunk(const StepRow& row, double now) {
   r.fresh = false;
   stats_.prefilled += row.length;
   if (r.prefilled == r.trace.input_length) {
+    if (options_.hidden && r.capture) {
+      const Status read = read_prompt_end(r);
+      if (fault_.ok() && !read.ok()) fault_ = read;
+    }
     if (r.trace.output_length > 0) r.first_s = r.last_s = now;
     r.phase = Phase::kDecoding;
     if (r.decode_length() == 0) {
@@ -322,8 +346,8 @@ Status Engine::finish(Request& r) {
   return {};
 }
 
-// The folded state and window of column 0: into the digest, and kept if the request is verified.
-Status Engine::read_final(Request& r) {
+// State and window of column 0 of one layer, into final_state_ and final_window_.
+Status Engine::read_column(const Request& r, int32_t layer) {
   final_state_.resize(static_cast<size_t>(model_.state_size()) * kda_dtype_size(model_.state_dtype));
   final_window_.resize(static_cast<size_t>(model_.channels() * (model_.conv_width - 1)) *
                        kda_dtype_size(model_.io_dtype));
@@ -331,10 +355,24 @@ Status Engine::read_final(Request& r) {
     const int64_t at = r.pages[0] * t.strides[0] * static_cast<int64_t>(kda_dtype_size(t.dtype));
     return device_.copy(to.data(), static_cast<const char*>(t.data) + at, static_cast<int64_t>(to.size()));
   };
+  KDA_SERVE_TRY(read(state_views_[static_cast<size_t>(layer)], final_state_));
+  KDA_SERVE_TRY(read(conv_views_[static_cast<size_t>(layer)], final_window_));  // [L, channels]: the first W-1
+  return device_.synchronize();
+}
+
+Status Engine::read_prompt_end(Request& r) {
   for (int32_t layer = 0; layer < model_.layers; ++layer) {
-    KDA_SERVE_TRY(read(state_views_[static_cast<size_t>(layer)], final_state_));
-    KDA_SERVE_TRY(read(conv_views_[static_cast<size_t>(layer)], final_window_));  // [L, channels]: the first W-1
-    KDA_SERVE_TRY(device_.synchronize());
+    KDA_SERVE_TRY(read_column(r, layer));
+    r.capture->prompt_states.push_back(final_state_);
+    r.capture->prompt_windows.push_back(final_window_);
+  }
+  return {};
+}
+
+// The folded state and window of column 0: into the digest, and kept if the request is verified.
+Status Engine::read_final(Request& r) {
+  for (int32_t layer = 0; layer < model_.layers; ++layer) {
+    KDA_SERVE_TRY(read_column(r, layer));
     if (options_.digests) {
       r.digest.add(layer, final_state_.data(), final_state_.size());
       r.digest.add(layer, final_window_.data(), final_window_.size());

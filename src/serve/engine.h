@@ -29,6 +29,7 @@ struct EngineOptions {
   bool pace_trace = false;  // keep arrival times
   double speed = 1;
   bool digests = false;
+  bool hidden = false;  // layer mode: requests to be verified keep the layers' inputs and outputs
 };
 
 class Engine : private Admission, private LayerObserver {
@@ -57,6 +58,7 @@ class Engine : private Admission, private LayerObserver {
   bool admit(Request& request) override;
   bool wants(const StepRow& row) const override { return options_.digests || row.request->capture; }
   void layer_done(const Step& step, int32_t layer, const char* rows) override;
+  void hidden_done(const Step& step, int32_t layer, const char* in, const char* out) override;
 
   void take_arrivals();
   bool wait_for_arrival(const std::atomic<bool>& stop);
@@ -73,6 +75,8 @@ class Engine : private Admission, private LayerObserver {
   Status finish(Request& request);
   Status swap_out(Request& request);
   Status read_final(Request& request);
+  Status read_column(const Request& request, int32_t layer);
+  Status read_prompt_end(Request& request);
   void let_go(Request& request);
   kda_state_columns columns(const Request& request) const;
   void update_stats();

@@ -18,6 +18,8 @@ class LayerObserver {
   virtual bool wants(const StepRow& row) const = 0;
   // rows: [step.tokens, HV * V] in the io dtype, dense, in host memory; those that are not wanted are unspecified.
   virtual void layer_done(const Step& step, int32_t layer, const char* rows) = 0;
+  // Layer mode: what went into the layer and what came out, [step.tokens, D] in the io dtype, dense, in host memory.
+  virtual void hidden_done(const Step&, int32_t, const char*, const char*) {}
 };
 
 // Which candidate runs an operator, and which ones were passed over and why.

@@ -38,6 +38,8 @@ enum HashTag : uint64_t {
   kTagGate,
   kTagBias,
   kTagNorm,
+  kTagMatrix,
+  kTagHidden,
 };
 
 }  // namespace kda::serve

@@ -4,7 +4,6 @@
 #include <string>
 
 namespace kda::serve {
-namespace {
 
 OperatorChoice choice_of(const char* op, const kda_plan* plan) {
   OperatorChoice choice{op, kda_plan_backend(plan), kda_plan_isa(plan), {}};
@@ -21,6 +20,8 @@ OperatorChoice choice_of(const char* op, const kda_plan* plan) {
   }
   return choice;
 }
+
+namespace {
 
 // Creates a plan and raises `workspace` to what its runs need.
 template <class Desc>
@@ -44,10 +45,27 @@ kda_attention_spec attention(const Model& model) {
   a.state_dtype = model.state_dtype;
   a.gate_family = model.gate_family;
   a.lower_bound = model.lower_bound;
+  a.allow_neg_eigval = model.spec.allow_neg_eigval;
   return a;
 }
 
 }  // namespace
+
+Result<PlanHandle> make_commit_plan(kda_context* context, const Model& model, const ExecutorOptions& options) {
+  kda_commit_desc commit;
+  kda_commit_desc_init(&commit);
+  commit.attention = attention(model);
+  commit.backend = options.backend.c_str();
+  commit.max_sequences = options.max_requests;
+  commit.width = options.width();
+  commit.conv_width = model.conv_width;
+  commit.conv_parts = 1;
+  commit.conv_layout = KDA_CONV_SD;
+  commit.flags = options.batch_invariant ? KDA_PLAN_BATCH_INVARIANT : 0;
+  kda_plan* plan = nullptr;
+  KDA_SERVE_TRY(from_kda(kda_commit_plan_create(context, &commit, &plan)));
+  return PlanHandle(plan);
+}
 
 Result<LayerPlans> LayerPlans::create(kda_context* context, const Model& model, const ExecutorOptions& options) {
   LayerPlans plans;
@@ -106,17 +124,12 @@ Result<LayerPlans> LayerPlans::create(kda_context* context, const Model& model, 
   KDA_SERVE_TRY(make_plan(kda_decode_step_plan_create, context, step, plans.decode_step, plans.workspace));
 
   if (options.records) {
-    kda_commit_desc commit;
-    kda_commit_desc_init(&commit);
-    commit.attention = attention(model);
-    commit.backend = options.backend.c_str();
-    commit.max_sequences = options.max_requests;
-    commit.width = options.width();
-    commit.conv_width = model.conv_width;
-    commit.conv_parts = 1;
-    commit.conv_layout = KDA_CONV_SD;
-    commit.flags = flags;
-    KDA_SERVE_TRY(make_plan(kda_commit_plan_create, context, commit, plans.commit, plans.workspace));
+    auto commit = make_commit_plan(context, model, options);
+    if (!commit.ok()) return commit.status();
+    plans.commit = std::move(commit.value());
+    size_t bytes = 0;
+    KDA_SERVE_TRY(from_kda(kda_plan_workspace_size(plans.commit.get(), &bytes)));
+    plans.workspace = std::max(plans.workspace, bytes);
   }
   return plans;
 }

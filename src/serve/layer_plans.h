@@ -26,6 +26,12 @@ struct ExecutorOptions {
   int64_t max_recurrent_tokens() const { return std::min(max_batch_tokens, max_requests * width()); }
 };
 
+// What a plan chose, under a name of the caller's.
+OperatorChoice choice_of(const char* op, const kda_plan* plan);
+
+// The commit of records mode.
+Result<PlanHandle> make_commit_plan(kda_context* context, const Model& model, const ExecutorOptions& options);
+
 // Layers differ in weights alone: one set of plans serves them all.
 struct LayerPlans {
   PlanHandle conv, prefill, norm, decode_step;

@@ -3,20 +3,7 @@
 namespace kda::serve {
 namespace {
 
-struct Known {
-  const char* name;
-  int64_t hidden, heads;
-  kda_gate_family family;
-  double lower_bound;
-  kda_dtype io;
-};
-
-constexpr Known kModels[] = {
-    {"tiny", 256, 2, KDA_GATE_SOFTPLUS, 0, KDA_FP32},
-    {"kimi-linear", 2304, 32, KDA_GATE_SOFTPLUS, 0, KDA_BF16},
-    {"kimi-k3", 7168, 96, KDA_GATE_BOUNDED, -5, KDA_BF16},
-    {"glm-5.3-flash", 4096, 64, KDA_GATE_BOUNDED, -5, KDA_BF16},
-};
+constexpr const char* kModels[] = {"tiny", "kimi-linear", "kimi-k3", "glm-5.3-flash"};
 
 }  // namespace
 
@@ -28,24 +15,38 @@ Result<kda_dtype> parse_dtype(const std::string& name, const char* option) {
 }
 
 Result<Model> make_model(const ModelOptions& options) {
-  const Known* known = nullptr;
   std::string names;
-  for (const Known& m : kModels) {
-    if (options.name == m.name) known = &m;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", m.name);
+  bool known = false;
+  for (const char* name : kModels) {
+    known = known || options.name == name;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", name);
   }
-  if (known == nullptr) return invalid_argument("--model: wanted one of {}, got \"{}\"", names, options.name);
+  if (!known) return invalid_argument("--model: wanted one of {}, got \"{}\"", names, options.name);
+  kda_layer_spec spec{};
+  int32_t layers = 0;
+  KDA_SERVE_TRY(from_kda(kda_model_spec(options.name.c_str(), &spec, &layers)));
+  if (options.heads > 0) spec.num_heads = spec.num_value_heads = options.heads;
+  return model_of(options, options.name, spec, layers);
+}
+
+Result<Model> model_of(const ModelOptions& options, const std::string& name, const kda_layer_spec& whole,
+                       int32_t layers) {
   Model model;
-  model.name = known->name;
-  model.hidden = known->hidden;
-  model.total_heads = options.heads > 0 ? options.heads : known->heads;
-  model.gate_family = known->family;
-  model.lower_bound = known->lower_bound;
-  model.io_dtype = known->io;
-  model.layers = options.layers > 0 ? options.layers : 1;
+  model.name = name;
+  model.hidden = whole.hidden;
+  model.total_heads = whole.num_heads;
+  model.key_dim = whole.key_dim;
+  model.value_dim = whole.value_dim;
+  model.conv_width = whole.conv_width;
+  model.gate_family = whole.gate_family;
+  model.lower_bound = whole.lower_bound;
+  model.norm_eps = whole.norm_eps;
+  model.io_dtype = name == "tiny" ? KDA_FP32 : KDA_BF16;
+  model.layers = options.layers > 0 ? options.layers : options.whole_layers ? layers : 1;
   if (options.tp < 1 || model.total_heads % options.tp != 0) {
     return invalid_argument("--tp: wanted ranks that divide {} heads, got {}", model.total_heads, options.tp);
   }
+  KDA_SERVE_TRY(from_kda(kda_layer_spec_share(&whole, options.tp, 0, &model.spec)));
   model.heads = model.total_heads / options.tp;
   if (!options.io.empty()) {
     auto io = parse_dtype(options.io, "--io");

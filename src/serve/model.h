@@ -1,7 +1,7 @@
 // The models that a replay can take its shapes from (spec L-3), and one rank's share of one.
 #pragma once
 
-#include <kda/types.h>
+#include <kda/layer.h>
 
 #include <cstdint>
 #include <string>
@@ -25,6 +25,7 @@ struct Model {
   double norm_eps = 1e-5;
   kda_dtype io_dtype = KDA_BF16;
   kda_dtype state_dtype = KDA_FP32;
+  kda_layer_spec spec{};  // the rank's layer, for layer mode
 
   int64_t channels() const { return heads * (2 * key_dim + value_dim); }  // of q|k|v
   int64_t out_size() const { return heads * value_dim; }                  // of one output row
@@ -33,15 +34,19 @@ struct Model {
 
 struct ModelOptions {
   std::string name = "tiny";
-  int64_t heads = 0;   // 0 = the model's
-  int32_t layers = 0;  // 0 = 1
-  int32_t tp = 1;      // ranks; the first one's share is run
-  std::string io;      // fp32, bf16, fp16; empty = the model's
-  std::string pool;    // fp32, bf16, fp16; empty = fp32
+  int64_t heads = 0;          // 0 = the model's
+  int32_t layers = 0;         // 0 = 1 in core mode, the model's KDA layers in layer mode
+  int32_t tp = 1;             // ranks; the first one's share is run
+  std::string io;             // fp32, bf16, fp16; empty = the model's
+  std::string pool;           // fp32, bf16, fp16; empty = fp32
+  bool whole_layers = false;  // layer mode
 };
 
 // INVALID_ARGUMENT for unknown names and for heads that the ranks do not divide (spec L-6).
 Result<Model> make_model(const ModelOptions& options);
+// The same from a checkpoint's description of `layers` whole layers.
+Result<Model> model_of(const ModelOptions& options, const std::string& name, const kda_layer_spec& whole,
+                       int32_t layers);
 
 // fp32, bf16 or fp16.
 Result<kda_dtype> parse_dtype(const std::string& name, const char* option);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "serve/verify_layers.h"
+
 namespace kda::serve {
 namespace {
 
@@ -54,6 +56,13 @@ Status check_options(const ReplayOptions& o) {
   KDA_SERVE_TRY(one_of("--spec-mode", o.spec_mode, {"columns", "records"}));
   KDA_SERVE_TRY(one_of("--pace", o.pace, {"max", "trace"}));
   KDA_SERVE_TRY(one_of("--device", o.device, {"cpu", "cuda"}));
+  KDA_SERVE_TRY(one_of("--mode", o.mode, {"core", "layer"}));
+  if (!o.checkpoint.empty() && o.mode != "layer") {
+    return invalid_argument("--checkpoint: wanted --mode layer beside it, got --mode {}", o.mode);
+  }
+  if (!o.checkpoint.empty() && o.model.heads > 0) {
+    return invalid_argument("--heads: wanted the checkpoint's own, got {}", o.model.heads);
+  }
   if (!(o.speed > 0 && o.speed < std::numeric_limits<double>::infinity())) {
     return invalid_argument("--speed: wanted a number > 0, got {}", o.speed);
   }
@@ -104,24 +113,59 @@ Status Replay::prepare_pool() {
   return {};
 }
 
+Status Replay::prepare_model() {
+  if (!layer_mode() || options_.checkpoint.empty()) {
+    auto model = make_model(options_.model);
+    if (!model.ok()) return model.status();
+    model_ = model.value();
+    if (layer_mode()) model_weights_ = std::make_unique<ModelWeights>(ModelWeights::seeded(model_, options_.seed));
+    return {};
+  }
+  auto weights = ModelWeights::open(options_.checkpoint, options_.model, model_);
+  if (!weights.ok()) return weights.status();
+  model_weights_ = std::make_unique<ModelWeights>(std::move(weights.value()));
+  return {};
+}
+
+Status Replay::prepare_content() {
+  auto content = layer_mode() ? Content::hidden(model_, options_.seed, device_->host())
+                              : Content::seeded(model_, options_.seed, device_->host());
+  if (!content.ok()) {
+    return blame(content.status(), fmt::format("--model {}, {} heads", options_.model.name, model_.heads));
+  }
+  content_ = std::make_unique<Content>(std::move(content.value()));
+  if (!layer_mode()) weights_ = seeded_weights(model_, options_.seed);
+  return {};
+}
+
+Status Replay::prepare_executor(const ExecutorOptions& e) {
+  const std::string blamed = fmt::format("--max-batch-tokens {}", options_.max_batch_tokens);
+  if (layer_mode()) {
+    auto made = ModelExecutor::create(*device_, model_, *model_weights_, *content_, pool_.get(), e, timeline_.get());
+    if (!made.ok()) return blame(made.status(), blamed + ", --layers and the model's size");
+    weight_bytes_ = made.value()->weight_bytes();
+    executor_ = std::move(made.value());
+    return {};
+  }
+  auto made = LayerExecutor::create(*device_, model_, weights_, *content_, pool_.get(), e, timeline_.get());
+  if (!made.ok()) return blame(made.status(), blamed);
+  executor_ = std::move(made.value());
+  return {};
+}
+
 Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   KDA_SERVE_TRY(check_options(options));
   std::unique_ptr<Replay> r(new Replay());
   r->options_ = options;
   const ReplayOptions& o = r->options_;
-  auto model = make_model(o.model);
-  if (!model.ok()) return model.status();
-  r->model_ = model.value();
+  r->options_.model.whole_layers = r->layer_mode();
+  KDA_SERVE_TRY(r->prepare_model());
   KDA_SERVE_TRY(r->prepare_device());
   auto trace = read_trace(o.trace, o.input);
   if (!trace.ok()) return trace.status();
   r->trace_ = std::move(trace.value());
   KDA_SERVE_TRY(r->prepare_pool());
-  auto content = Content::seeded(r->model_, o.seed, r->device_->host());
-  if (!content.ok())
-    return blame(content.status(), fmt::format("--model {}, {} heads", o.model.name, r->model_.heads));
-  r->content_ = std::make_unique<Content>(std::move(content.value()));
-  r->weights_ = seeded_weights(r->model_, o.seed);
+  KDA_SERVE_TRY(r->prepare_content());
   if (o.timeline) r->timeline_ = std::make_unique<Timeline>(Clock());
 
   ExecutorOptions e;
@@ -134,10 +178,7 @@ Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   e.batch_invariant = o.batch_invariant;
   e.prefill_backend = o.prefill_backend == "auto" && o.backend != "auto" ? o.backend : o.prefill_backend;
   e.backend = o.backend;
-  auto executor =
-      LayerExecutor::create(*r->device_, r->model_, r->weights_, *r->content_, r->pool_.get(), e, r->timeline_.get());
-  if (!executor.ok()) return blame(executor.status(), fmt::format("--max-batch-tokens {}", o.max_batch_tokens));
-  r->executor_ = std::move(executor.value());
+  KDA_SERVE_TRY(r->prepare_executor(e));
 
   EngineOptions g;
   g.limits = {o.max_batch_tokens, e.max_requests, o.spec};
@@ -149,6 +190,7 @@ Result<std::unique_ptr<Replay>> Replay::prepare(const ReplayOptions& options) {
   g.pace_trace = o.pace == "trace";
   g.speed = o.speed;
   g.digests = o.digests;
+  g.hidden = r->layer_mode();
   r->engine_ = std::make_unique<Engine>(*r->device_, r->model_, g, r->pool_.get(), r->cache_.get(), *r->content_,
                                         *r->executor_, r->timeline_.get());
   KDA_SERVE_TRY(r->engine_->load(r->trace_, choose_verified(r->trace_, o.verify, o.seed)));
@@ -160,9 +202,10 @@ Status Replay::run(const std::atomic<bool>& stop, const std::function<void(const
 }
 
 Status Replay::verify_results(const std::atomic<bool>& stop) {
-  verification_.tolerance = tolerance_of(model_);
+  verification_.tolerance = layer_mode() ? layer_tolerance(model_) : tolerance_of(model_);
   if (stats().interrupted || options_.verify == 0) return {};
-  auto report = verify(model_, weights_, *content_, engine_->requests(), device_->host(), stop);
+  auto report = layer_mode() ? verify_layers(model_, *model_weights_, engine_->requests(), device_->host(), stop)
+                             : verify(model_, weights_, *content_, engine_->requests(), device_->host(), stop);
   if (!report.ok()) {
     verify_interrupted_ = stop.load();
     return report.status();

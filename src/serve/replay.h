@@ -10,6 +10,7 @@
 
 #include "serve/engine.h"
 #include "serve/layer_executor.h"
+#include "serve/model_executor.h"
 #include "serve/verify.h"
 
 namespace kda::serve {
@@ -17,6 +18,8 @@ namespace kda::serve {
 struct ReplayOptions {
   std::string trace;
   TraceOptions input;
+  std::string mode = "core";  // or layer
+  std::string checkpoint;     // layer mode: instead of a named model's seeded weights
   ModelOptions model;
   int64_t max_batch_tokens = 8192, max_requests = 256, slots = 256;
   int threads = 0;  // 0 = all cores
@@ -70,8 +73,12 @@ class Replay {
 
  private:
   Replay() = default;
+  bool layer_mode() const { return options_.mode == "layer"; }
   Status prepare_device();
+  Status prepare_model();
   Status prepare_pool();
+  Status prepare_content();
+  Status prepare_executor(const ExecutorOptions& options);
 
   ReplayOptions options_;
   int threads_ = 1;
@@ -85,7 +92,9 @@ class Replay {
   std::unique_ptr<Content> content_;
   std::unique_ptr<PrefixCache> cache_;
   std::unique_ptr<Timeline> timeline_;
-  std::unique_ptr<LayerExecutor> executor_;
+  std::unique_ptr<ModelWeights> model_weights_;  // layer mode
+  std::unique_ptr<Executor> executor_;
+  int64_t weight_bytes_ = 0;
   std::unique_ptr<Engine> engine_;
   VerifyReport verification_;
   bool verify_interrupted_ = false;

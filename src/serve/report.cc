@@ -53,7 +53,8 @@ const char* family_name(kda_gate_family family) { return family == KDA_GATE_BOUN
 Json config_json(const ReplayOptions& o, const Model& m, const Trace& trace, int threads, int64_t page_bytes) {
   return {{"trace", o.trace},
           {"format", trace.format},
-          {"mode", "core"},
+          {"mode", o.mode},
+          {"checkpoint", o.checkpoint.empty() ? Json(nullptr) : Json(o.checkpoint)},
           {"model", m.name},
           {"heads", m.total_heads},
           {"tp", o.model.tp},
@@ -125,6 +126,14 @@ Json Replay::report() const {
   j["complete"] = complete();
   j["build"] = {{"version", kda_version_string()}, {"source_hash", kda_source_hash()}};
   j["config"] = config_json(options_, model_, trace_, threads_, page_bytes_);
+  if (layer_mode()) {
+    j["layer_mode"] = {{"hidden", model_.hidden},
+                       {"weight_bytes", weight_bytes_},
+                       {"weights", options_.checkpoint.empty() ? "seeded" : "checkpoint"},
+                       {"layer_input", "RMS-normalised residual stream, weight 1"},
+                       {"left_out", "everything that is not KDA"},
+                       {"partial_sum", options_.model.tp > 1 ? "a rank's, added as if whole" : "none"}};
+  }
   j["requests"] = {
       {"total", s.total}, {"finished", s.finished}, {"failed", s.failed}, {"skipped_lines", trace_.skipped}};
   if (!s.first_failure.empty()) j["requests"]["first_failure"] = s.first_failure;
@@ -168,10 +177,17 @@ std::string Replay::table() const {
   const auto line = [&t](const char* name, const std::string& value) {
     t += fmt::format("  {:<14}{}\n", name, value);
   };
-  t += fmt::format("kda replay {}, model {} ({} heads, {} layer{}, {} io, {} pool), {} thread{}, {}{}\n",
-                   options_.trace, model_.name, model_.heads, model_.layers, model_.layers == 1 ? "" : "s",
-                   kda_dtype_name(model_.io_dtype), kda_dtype_name(model_.state_dtype), threads_,
-                   threads_ == 1 ? "" : "s", isa_, complete() ? "" : "  INCOMPLETE");
+  t += fmt::format("kda replay {}, {} mode, model {} ({} heads, {} layer{}, {} io, {} pool), {} thread{}, {}{}\n",
+                   options_.trace, options_.mode, model_.name, model_.heads, model_.layers,
+                   model_.layers == 1 ? "" : "s", kda_dtype_name(model_.io_dtype), kda_dtype_name(model_.state_dtype),
+                   threads_, threads_ == 1 ? "" : "s", isa_, complete() ? "" : "  INCOMPLETE");
+  if (layer_mode()) {
+    line("layers",
+         fmt::format("whole KDA layers, {} weights ({} MiB); inputs RMS-normalised with weight 1; everything else of "
+                     "the model left out{}",
+                     options_.checkpoint.empty() ? "seeded" : "the checkpoint's", weight_bytes_ >> 20,
+                     options_.model.tp > 1 ? "; a rank's partial sum added as if whole" : ""));
+  }
   line("requests", fmt::format("{} of {} finished, {} failed", s.finished, s.total, s.failed));
   line("prompt", fmt::format("{} tokens: {} from the cache, {} prefilled", grouped(s.prompt), grouped(s.cached),
                              grouped(s.prefilled)));

@@ -27,7 +27,13 @@ struct Capture {
   std::vector<std::vector<char>> rows;     // [layers][m * HV * V]
   std::vector<std::vector<char>> states;   // [layers][HV * V * K]
   std::vector<std::vector<char>> windows;  // [layers][(W-1) * channels]
+
+  // Layer mode: the layers' inputs and outputs [layers][tokens * D] of the first kVerifiedPrompt prompt tokens and of
+  // all decoded ones; states and windows where the prompt ended.
+  std::vector<std::vector<char>> inputs, outputs;
+  std::vector<std::vector<char>> prompt_states, prompt_windows;
 };
+inline constexpr int64_t kVerifiedPrompt = 1024;
 
 struct Request {
   TraceRequest trace;

@@ -26,23 +26,27 @@ void fill_taps(const Model& model, uint64_t stream, std::vector<float>& out) {
 
 }  // namespace
 
-std::vector<LayerWeights> seeded_weights(const Model& model, uint64_t seed) {
-  std::vector<LayerWeights> layers(static_cast<size_t>(model.layers));
-  for (size_t n = 0; n < layers.size(); ++n) {
-    LayerWeights& layer = layers[n];
-    fill_taps(model, mix(uint64_t{kTagTaps}, seed, n), layer.conv);
-    for (int64_t h = 0; h < model.heads; ++h) {
-      const auto head = static_cast<uint64_t>(model.first_head + h);
-      layer.A_log.push_back(static_cast<float>(std::log(uniform(1, 16, mix(uint64_t{kTagGate}, seed, n, head)))));
-      for (int64_t k = 0; k < model.key_dim; ++k) {
-        const double dt = std::exp(uniform(std::log(1e-3), std::log(0.1), mix(uint64_t{kTagBias}, seed, n, head, k)));
-        layer.dt_bias.push_back(static_cast<float>(dt + std::log(-std::expm1(-dt))));  // softplus^-1(dt)
-      }
-    }
-    for (int64_t v = 0; v < model.value_dim; ++v) {
-      layer.norm.push_back(static_cast<float>(uniform(0.5, 1.5, mix(uint64_t{kTagNorm}, seed, n, v))));
+LayerWeights seeded_layer(const Model& model, uint64_t seed, int32_t number) {
+  LayerWeights layer;
+  const auto n = static_cast<uint64_t>(number);
+  fill_taps(model, mix(uint64_t{kTagTaps}, seed, n), layer.conv);
+  for (int64_t h = 0; h < model.heads; ++h) {
+    const auto head = static_cast<uint64_t>(model.first_head + h);
+    layer.A_log.push_back(static_cast<float>(std::log(uniform(1, 16, mix(uint64_t{kTagGate}, seed, n, head)))));
+    for (int64_t k = 0; k < model.key_dim; ++k) {
+      const double dt = std::exp(uniform(std::log(1e-3), std::log(0.1), mix(uint64_t{kTagBias}, seed, n, head, k)));
+      layer.dt_bias.push_back(static_cast<float>(dt + std::log(-std::expm1(-dt))));  // softplus^-1(dt)
     }
   }
+  for (int64_t v = 0; v < model.value_dim; ++v) {
+    layer.norm.push_back(static_cast<float>(uniform(0.5, 1.5, mix(uint64_t{kTagNorm}, seed, n, v))));
+  }
+  return layer;
+}
+
+std::vector<LayerWeights> seeded_weights(const Model& model, uint64_t seed) {
+  std::vector<LayerWeights> layers;
+  for (int32_t n = 0; n < model.layers; ++n) layers.push_back(seeded_layer(model, seed, n));
   return layers;
 }
 

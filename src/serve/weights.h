@@ -18,5 +18,6 @@ struct LayerWeights {
 // Every number depends on seed, layer and its place in the whole model alone: a rank's weights are a part of
 // the whole model's.
 std::vector<LayerWeights> seeded_weights(const Model& model, uint64_t seed);
+LayerWeights seeded_layer(const Model& model, uint64_t seed, int32_t number);
 
 }  // namespace kda::serve

@@ -51,9 +51,14 @@ void add_trace_options(CLI::App& app, Arguments& a) {
 void add_model_options(CLI::App& app, Arguments& a) {
   serve::ReplayOptions& o = a.options;
   for (CLI::Option* option : {
+           app.add_option("--mode", o.mode,
+                          "core (everything but the dense projections) or layer (whole KDA layers)"),
            app.add_option("--model", o.model.name, "tiny, kimi-linear, kimi-k3 or glm-5.3-flash"),
+           app.add_option("--checkpoint", o.checkpoint,
+                          "Layer mode: weights and shapes of a safetensors folder, index or file instead of --model")
+               ->type_name("PATH"),
            app.add_option("--heads", o.model.heads, "Heads; 0: the model's"),
-           app.add_option("--layers", o.model.layers, "KDA layers; 0: one"),
+           app.add_option("--layers", o.model.layers, "KDA layers; 0: one, in layer mode the model's"),
            app.add_option("--tp", o.model.tp, "Run the first rank's share of so many ranks"),
            app.add_option("--io", o.model.io, "Dtype of activations: fp32, bf16 or fp16 (default: the model's)"),
            app.add_option("--pool", o.model.pool, "Dtype of recurrent states: fp32, bf16 or fp16 (default: fp32)"),
@@ -117,6 +122,12 @@ serve::Status check(const CLI::App& verb, Arguments& a) {
       return serve::invalid_argument("{}: wanted on or off, got \"{}\"", s.option, s.text);
     }
     s.value = s.text == "on";
+  }
+  if (verb.count("--checkpoint") != 0 && verb.count("--model") != 0) {
+    return serve::invalid_argument("--checkpoint: wanted it or --model, got both");
+  }
+  if (verb.count("--checkpoint") != 0 && a.options.checkpoint.empty()) {
+    return serve::invalid_argument("--checkpoint: wanted a path, got \"\"");
   }
   if (verb.count("--speed") != 0 && a.options.pace != "trace") {
     return serve::invalid_argument("--speed: wanted --pace trace beside it, got --pace {}", a.options.pace);
