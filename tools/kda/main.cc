@@ -17,10 +17,7 @@ namespace {
 using kda::tools::AddVerb;
 
 constexpr AddVerb kVerbs[] = {
-    kda::tools::add_info,
-    kda::tools::add_check,
-    kda::tools::add_bench,
-    kda::tools::add_replay,
+    kda::tools::add_info, kda::tools::add_check, kda::tools::add_bench, kda::tools::add_replay, kda::tools::add_run,
 };
 
 // CLI11's messages, but for values that its conversion refuses: numbers beyond the option's type, flags with one.

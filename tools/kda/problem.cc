@@ -1,5 +1,6 @@
 #include "problem.h"
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 
@@ -17,12 +18,17 @@ CLI::Option* add_enum(CLI::App& verb, const std::string& name, T& value, std::ma
   return option;
 }
 
+uint32_t flags_of(const ProblemOptions& p) {
+  return (p.batch_invariant ? KDA_PLAN_BATCH_INVARIANT : 0) | (p.checked ? KDA_PLAN_CHECKED : 0);
+}
+
 template <class Desc>
 void fill_common(const ProblemOptions& p, Desc& d) {
   d.attention = p.attention;
   d.backend = p.backend.c_str();
   d.max_sequences = p.max_sequences;
-  d.flags = p.batch_invariant ? KDA_PLAN_BATCH_INVARIANT : 0;
+  d.null_slot = p.null_slot;
+  d.flags = flags_of(p);
 }
 
 kda_prefill_desc prefill_desc(const ProblemOptions& p) {
@@ -30,7 +36,8 @@ kda_prefill_desc prefill_desc(const ProblemOptions& p) {
   fill_common(p, d);
   d.max_tokens = p.max_tokens;
   d.max_checkpoints = p.max_checkpoints;
-  d.initial_state = KDA_INITIAL_FLAGS;
+  d.initial_state = p.initial != 0 ? p.initial : KDA_INITIAL_FLAGS;
+  d.segments = p.no_segments ? KDA_SEGMENTS_OFF : KDA_SEGMENTS_AUTO;
   return d;
 }
 
@@ -41,6 +48,8 @@ kda_decode_desc decode_desc(const ProblemOptions& p) {
   d.width = p.width;
   d.mode = p.records ? KDA_DECODE_RECORDS : KDA_DECODE_COLUMNS;
   d.fold = p.fold;
+  d.store = p.store_final ? KDA_STORE_FINAL : KDA_STORE_PER_TOKEN;
+  d.initial_state = p.initial;
   return d;
 }
 
@@ -49,8 +58,9 @@ kda_commit_desc commit_desc(const ProblemOptions& p) {
   fill_common(p, d);
   d.width = p.width;
   d.conv_width = p.conv_width;
-  d.conv_parts = 1;
-  d.conv_layout = KDA_CONV_SD;
+  d.conv_parts = p.conv_parts;
+  d.conv_layout = p.conv_layout;
+  d.conv_dtype = p.conv_dtype;
   return d;
 }
 
@@ -58,8 +68,11 @@ kda_decode_step_desc decode_step_desc(const ProblemOptions& p) {
   auto d = make<kda_decode_step_desc>();
   d.decode = decode_desc(p);
   d.conv_width = p.conv_width;
-  d.conv_parts = 1;
-  d.conv_layout = KDA_CONV_SD;
+  d.conv_parts = p.conv_parts;
+  d.conv_layout = p.conv_layout;
+  d.conv_dtype = p.conv_dtype;
+  d.norm_eps = p.norm_eps;
+  d.no_norm = p.no_norm;
   return d;
 }
 
@@ -67,21 +80,33 @@ int64_t value_heads(const ProblemOptions& p) {
   return p.attention.num_value_heads ? p.attention.num_value_heads : p.attention.num_heads;
 }
 
+}  // namespace
+
 kda_conv_desc conv_desc(const ProblemOptions& p) {
   auto d = make<kda_conv_desc>();
   d.backend = p.backend.c_str();
-  d.mode = KDA_CONV_PREFILL;
+  d.mode = p.conv_mode;
   d.width = p.conv_width;
-  d.parts = 1;
-  d.channels[0] = 2 * p.attention.num_heads * p.attention.key_dim + value_heads(p) * p.attention.value_dim;
+  d.parts = p.conv_parts;
+  const std::vector<int64_t> channels = conv_channels(p);
+  std::copy(channels.begin(), channels.end(), d.channels);
   d.io_dtype = p.attention.io_dtype;
-  d.layout = KDA_CONV_SD;
+  d.state_dtype = p.conv_dtype;
+  d.out_dtype = p.attention.out_dtype;
+  d.layout = p.conv_layout;
+  d.verify_width = p.width;
+  d.fold = p.fold;
+  d.initial_state = p.initial;
+  d.null_slot = p.null_slot;
+  d.no_activation = p.no_activation;
   d.max_tokens = p.max_tokens;
   d.max_sequences = p.max_sequences;
   d.max_checkpoints = p.max_checkpoints;
-  d.flags = p.batch_invariant ? KDA_PLAN_BATCH_INVARIANT : 0;
+  d.flags = flags_of(p);
   return d;
 }
+
+namespace {
 
 kda_gated_norm_desc gated_norm_desc(const ProblemOptions& p) {
   auto d = make<kda_gated_norm_desc>();
@@ -89,6 +114,8 @@ kda_gated_norm_desc gated_norm_desc(const ProblemOptions& p) {
   d.num_value_heads = value_heads(p);
   d.value_dim = p.attention.value_dim;
   d.io_dtype = p.attention.io_dtype;
+  d.out_dtype = p.attention.out_dtype;
+  d.eps = p.norm_eps;
   d.max_tokens = p.max_tokens;
   return d;
 }
@@ -127,6 +154,12 @@ std::vector<std::string> lines(const char* text) {
 }
 
 }  // namespace
+
+std::vector<int64_t> conv_channels(const ProblemOptions& p) {
+  const int64_t keys = p.attention.num_heads * p.attention.key_dim, values = value_heads(p) * p.attention.value_dim;
+  if (p.conv_parts == 3) return {keys, keys, values};
+  return {2 * keys + values};
+}
 
 CLI::Option* add_dtype(CLI::App& verb, const std::string& name, kda_dtype& dtype, const std::string& help) {
   return add_enum(verb, name, dtype, {{"fp32", KDA_FP32}, {"bf16", KDA_BF16}, {"fp16", KDA_FP16}}, help);
@@ -171,6 +204,34 @@ void ProblemOptions::add_to(CLI::App& verb) {
       verb.add_flag("--batch-invariant", batch_invariant, "bits that depend on nothing but the sequence"),
   };
   for (CLI::Option* option : added) option->group(group);
+}
+
+void ProblemOptions::add_form_to(CLI::App& verb) {
+  for (CLI::Option* option : {
+           add_enum(verb, "--initial", initial,
+                    {{"none", KDA_INITIAL_NONE}, {"all", KDA_INITIAL_ALL}, {"flags", KDA_INITIAL_FLAGS}},
+                    "where states come from (default: by the tensors that are given)"),
+           add_enum(verb, "--conv-mode", conv_mode,
+                    {{"prefill", KDA_CONV_PREFILL}, {"columns", KDA_CONV_COLUMNS}, {"records", KDA_CONV_RECORDS}},
+                    "of conv"),
+           add_enum(verb, "--conv-layout", conv_layout, {{"sd", KDA_CONV_SD}, {"ds", KDA_CONV_DS}}, "of conv pools"),
+           add_enum(verb, "--conv-dtype", conv_dtype, {{"fp32", KDA_FP32}, {"bf16", KDA_BF16}, {"fp16", KDA_FP16}},
+                    "of conv pools (default: io)"),
+           add_enum(verb, "--out-dtype", attention.out_dtype,
+                    {{"fp32", KDA_FP32}, {"bf16", KDA_BF16}, {"fp16", KDA_FP16}, {"fp64", KDA_FP64}},
+                    "default: io; fp64 on the reference backend"),
+           verb.add_option("--conv-parts", conv_parts, "1 (q|k|v merged) or 3"),
+           verb.add_option("--null-slot", null_slot, "slot that means nobody; -1: none"),
+           verb.add_option("--scale", attention.scale, "0: K^-1/2"),
+           verb.add_option("--norm-eps", norm_eps, "0: 1e-5"),
+           verb.add_flag("--store-final", store_final, "decode: only the last state is stored"),
+           verb.add_flag("--no-norm", no_norm, "decode_step: no gated norm"),
+           verb.add_flag("--no-activation", no_activation, "conv: no SiLU"),
+           verb.add_flag("--no-segments", no_segments, "prefill: sequences are never split"),
+           verb.add_flag("--checked", checked, "refuse bad index values instead of ignoring their rows"),
+       }) {
+    option->group("Form");
+  }
 }
 
 void ProblemOptions::resolve() {

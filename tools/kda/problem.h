@@ -17,8 +17,19 @@ struct ProblemOptions {
   int32_t width = 1, conv_width = 4;
   bool records = false, fold = false, batch_invariant = false;
 
+  // What only a run needs to say; zero = the operator's own default.
+  kda_initial_state initial{};
+  kda_conv_mode conv_mode = KDA_CONV_PREFILL;
+  kda_conv_layout conv_layout = KDA_CONV_SD;
+  kda_dtype conv_dtype{};
+  int32_t conv_parts = 1;
+  int64_t null_slot = -1;
+  double norm_eps = 0;
+  bool store_final = false, no_norm = false, no_activation = false, no_segments = false, checked = false;
+
   ProblemOptions();
   void add_to(CLI::App& verb);
+  void add_form_to(CLI::App& verb);
   // Settles what one option implies for another; call after parsing. A lower bound without a family means the
   // bounded family, no bound softplus (spec L-4).
   void resolve();
@@ -30,6 +41,10 @@ struct ProblemOptions {
 
 // An option that takes fp32, bf16 or fp16.
 CLI::Option* add_dtype(CLI::App& verb, const std::string& name, kda_dtype& dtype, const std::string& help);
+
+// Channels of the merged q|k|v conv, or of its three parts.
+std::vector<int64_t> conv_channels(const ProblemOptions& p);
+kda_conv_desc conv_desc(const ProblemOptions& p);
 
 CLI::Option* add_gate_family(CLI::App& verb, kda_gate_family& family, const std::string& help);
 

@@ -23,5 +23,6 @@ std::function<int()> add_info(CLI::App& app);
 std::function<int()> add_check(CLI::App& app);
 std::function<int()> add_bench(CLI::App& app);
 std::function<int()> add_replay(CLI::App& app);
+std::function<int()> add_run(CLI::App& app);
 
 }  // namespace kda::tools
