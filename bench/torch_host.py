@@ -21,6 +21,7 @@ import libkda.torch
 
 CALLS = 100
 HEADS, DIM, WIDTH, ROWS = 12, 128, 4, 32
+PLAN = "gate_family=softplus"
 LIMITS = {"decode": 12.0, "decode_step": 15.0}  # microseconds, on the device
 
 
@@ -35,17 +36,19 @@ def variants(device):
     pool, window = normal(64, HEADS, DIM, DIM, dtype=torch.float32), normal(64, WIDTH - 1, channels)
     x, weight = normal(ROWS, 1, channels), normal(channels, WIDTH, dtype=torch.float32)
     slots = torch.arange(ROWS, dtype=torch.int32, device=device)
-    form = {
-        "slots": slots,
-        "A_log": normal(HEADS, dtype=torch.float32),
-        "dt_bias": normal(HEADS, DIM, dtype=torch.float32),
-        "gate_family": "softplus",
-    }
-    norm = {"z": z, "norm_weight": normal(DIM, dtype=torch.float32)}
+    A_log, dt_bias = normal(HEADS, dtype=torch.float32), normal(HEADS, DIM, dtype=torch.float32)
+    norm_weight = normal(DIM, dtype=torch.float32)
+    # As a server calls them: by position, which the argument parser likes best.
+    rows = (slots, None, None, None, A_log, dt_bias)
     return {
-        "decode": lambda: ops.decode(q, k, v, gate, beta, out, pool, **form),
-        "decode_step": lambda: ops.decode_step([x], [weight], [window], gate, beta, out, pool, **norm, **form),
-        "gated_norm": lambda: ops.gated_norm(out, z, norm["norm_weight"], v),
+        "decode": lambda: ops.decode(q, k, v, gate, beta, out, pool, PLAN, *rows),
+        "decode by keywords": lambda: ops.decode(
+            q, k, v, gate, beta, out, pool, PLAN, slots=slots, A_log=A_log, dt_bias=dt_bias
+        ),
+        "decode_step": lambda: ops.decode_step(
+            [x], [weight], [window], gate, beta, out, pool, PLAN, z, norm_weight, None, None, None, None, *rows
+        ),
+        "gated_norm": lambda: ops.gated_norm(out, z, norm_weight, v),
         "empty": lambda: torch.empty(1, device=device),
     }
 
@@ -75,7 +78,7 @@ def main():
         values = sorted(values)
         low, high = values[len(values) // 20], values[-1 - len(values) // 20]
         limit = f", wanted <= {LIMITS[name]} us" if arguments.device == "cuda" and name in LIMITS else ""
-        print(f"{name:12} {statistics.median(values):6.2f} us ({low:.2f} ... {high:.2f}){limit}")
+        print(f"{name:18} {statistics.median(values):6.2f} us ({low:.2f} ... {high:.2f}){limit}")
     if arguments.json:
         facts = {
             "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",

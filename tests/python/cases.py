@@ -12,6 +12,7 @@ import libkda.torch
 H, HV, K, V, W, WIDTH = 2, 4, 16, 24, 4, 3
 CHANNELS = 2 * H * K + HV * V
 OPS = torch.ops.libkda
+words = libkda.torch.plan_words
 
 
 @dataclasses.dataclass
@@ -112,7 +113,7 @@ def prefill(device, dtype=torch.float32):
         "has_initial_state": torch.tensor([True, False, True], device=device),
     }
     return Case(
-        "prefill", OPS.prefill, (*t.values(), out, pool), {**rows, **p, **FORM, **BOUNDS}, libkda.PrefillPlan,
+        "prefill", OPS.prefill, (*t.values(), out, pool, words(**FORM, **BOUNDS)), {**rows, **p}, libkda.PrefillPlan,
         attention(dtype, initial_state="flags"), {**t, **p, **rows, "out": out, "state": pool}, [out, pool],
     )  # fmt: skip
 
@@ -128,8 +129,9 @@ def prefill_packed(device, dtype=torch.float32):
     bounds = {"max_tokens": 128, "max_sequences": 16}
     form = {"gate_family": "bounded", "lower_bound": -5.0}
     return Case(
-        "prefill_packed", OPS.prefill, (*t.values(), out, first),
-        {**own, **form, **bounds, "beta_is_logits": False, "batch_invariant": True}, libkda.PrefillPlan,
+        "prefill_packed", OPS.prefill,
+        (*t.values(), out, first, words(**form, **bounds, beta_is_logits=False, batch_invariant=True)),
+        own, libkda.PrefillPlan,
         attention(dtype, **{**bounds, **form}, initial_state="all", beta_form="plain", max_checkpoints=1, flags=1)
         | {"beta_dtype": torch.float32},
         {**t, **own, "out": out, "state": first}, [out, last, saved],
@@ -143,7 +145,7 @@ def decode(device, dtype=torch.float32):
     pool, out = i.pool(7, HV, V, K), i.empty(4, 1, HV, V)
     table = i.integers(4, 9, -1, 9, 2, 9, 6, 9).view(4, 2)
     return Case(
-        "decode", OPS.decode, (*t.values(), out, pool), {**p, **FORM, **BOUNDS, "slots": table[:, 0]}, libkda.DecodePlan,
+        "decode", OPS.decode, (*t.values(), out, pool, words(**FORM, **BOUNDS)), {**p, "slots": table[:, 0]}, libkda.DecodePlan,
         attention(dtype), {**t, **p, "out": out, "state": pool, "slots": table[:, 0]}, [out, pool],
     )  # fmt: skip
 
@@ -159,7 +161,7 @@ def decode_columns(device, dtype=torch.float32):
         "accepted": i.integers(2, 1),
     }
     return Case(
-        "decode_columns", OPS.decode, (*t.values(), out, pool), {**rows, **p, **FORM, **BOUNDS, "width": WIDTH},
+        "decode_columns", OPS.decode, (*t.values(), out, pool, words(**FORM, **BOUNDS, width=WIDTH)), {**rows, **p},
         libkda.DecodePlan, attention(dtype, width=WIDTH), {**t, **p, **rows, "out": out, "state": pool}, [out, pool],
     )  # fmt: skip
 
@@ -178,8 +180,9 @@ def verify_record(device, dtype=torch.float32):
     pool, out = i.pool(6, HV, V, K), i.empty(5, HV, V)
     rows = {"cu_seqlens": i.integers(0, 2, 5), "slots": i.integers(5, 0), "accepted": i.integers(1, 2)}
     return Case(
-        "verify_record", OPS.verify_record, (*t.values(), out, pool, *r.values()),
-        {**rows, **p, **FORM, **BOUNDS, "width": WIDTH, "fold": True}, libkda.DecodePlan,
+        "verify_record", OPS.verify_record,
+        (*t.values(), out, pool, *r.values(), words(**FORM, **BOUNDS, width=WIDTH, fold=True)),
+        {**rows, **p}, libkda.DecodePlan,
         attention(dtype, width=WIDTH, mode="records", fold=1),
         {**t, **p, **rows, "out": out, "state": pool, "records": r}, [out, pool, *r.values()],
     )  # fmt: skip
@@ -193,8 +196,8 @@ def commit(device, dtype=torch.float32):
     description = attention(dtype, width=WIDTH, conv_width=W, conv_parts=1, conv_layout="sd", conv_dtype=dtype)
     del description["max_tokens"]
     return Case(
-        "commit", OPS.commit, (pool, *rows.values(), *r.values()),
-        {**p, **FORM, "max_sequences": 16, "conv_state": [window], "conv_width": W}, libkda.CommitPlan, description,
+        "commit", OPS.commit, (pool, *rows.values(), *r.values(), words(**FORM, max_sequences=16, conv_width=W)),
+        {**p, "conv_state": [window]}, libkda.CommitPlan, description,
         {**p, **rows, "state": pool, "records": r, "conv_state": [window]}, [pool, r["count"], window],
     )  # fmt: skip
 
@@ -217,8 +220,9 @@ def decode_step(device, dtype=torch.float32):
         "accepted": i.integers(2, 1),
     }
     return Case(
-        "decode_step", OPS.decode_step, (*own.values(), t["gate"], t["beta"], out, pool),
-        {**more, **p, **FORM, **BOUNDS, "width": WIDTH, "layout": "DS"}, libkda.DecodeStepPlan,
+        "decode_step", OPS.decode_step,
+        (*own.values(), t["gate"], t["beta"], out, pool, words(**FORM, **BOUNDS, width=WIDTH, layout="DS")),
+        {**more, **p}, libkda.DecodeStepPlan,
         attention(dtype, width=WIDTH, conv_width=W, conv_parts=1, conv_layout="ds", conv_dtype=dtype),
         {**own, **more, **p, "gate": t["gate"], "beta": t["beta"], "out": out, "state": pool},
         [out, pool, own["conv_state"][0]],
@@ -237,7 +241,7 @@ def _conv(device, dtype, seed, name, count, columns, rows, kwargs, description):
     }
     bias = [i.normal(c, dtype=torch.float32) for c in sizes]
     return Case(
-        name, getattr(OPS, name), tuple(lists.values()), {**rows, **kwargs, **BOUNDS, "bias": bias}, libkda.ConvPlan,
+        name, getattr(OPS, name), (*lists.values(), words(**kwargs, **BOUNDS)), {**rows, "bias": bias}, libkda.ConvPlan,
         {"width": W, "parts": 3, "channels": sizes, "io_dtype": dtype, "state_dtype": dtype, "layout": "sd"}
         | {**BOUNDS, **description},
         {**lists, **rows, "bias": bias}, [*lists["out"], *lists["state"]],
@@ -279,7 +283,7 @@ def segment_summary(device, dtype=torch.float32):
     rows = {"cu_seqlens": i.integers(0, 7, 40)}
     result = i.empty(2, HV, V + K, K, dtype=torch.float32)
     return Case(
-        "segment_summary", OPS.segment_summary, tuple(t.values()), {**rows, **p, **FORM, **BOUNDS},
+        "segment_summary", OPS.segment_summary, (*t.values(), words(**FORM, **BOUNDS)), {**rows, **p},
         libkda.SegmentSummaryPlan, attention(dtype), {**t, **p, **rows, "summary": result}, [], [result],
     )  # fmt: skip
 

@@ -9,11 +9,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import cases
 import libkda
 import libkda.torch as kt
+from libkda.torch._options import WORDS
 
 
 def changed(case, argument, change):
-    """The case's call with one argument replaced."""
+    """The case's call with one argument, or one word of its plan, replaced."""
     c, op = case.clone()
+    if argument in WORDS:
+        at = next(i for i, a in enumerate(c.args) if isinstance(a, str))
+        value = change(None)
+        kept = [w for w in c.args[at].split() if not w.startswith(argument + "=")]
+        return op, [*c.args[:at], " ".join([*kept, f"{argument}={value}"]), *c.args[at + 1 :]], dict(c.kwargs), c
     names = [a.name for a in op.default._schema.arguments]
     args, kwargs = list(c.args), dict(c.kwargs)
     at = names.index(argument)
@@ -103,11 +109,11 @@ def test_F06_checked_mode_reports_values(device):
     op, args, kwargs, _ = changed(cases.prefill(device), "slots", lambda t: torch.tensor([4, 99, 2]))
     op(*args, **kwargs)
     with pytest.raises(ValueError, match="slots.*99"):
-        op(*args, **{**kwargs, "checked": True})
+        op(*args[:-1], args[-1] + " checked=1", **kwargs)
 
 
 def test_G05_types_of_errors(device):
-    q, k, v, gate, beta, out, _ = cases.prefill(device).args
+    q, k, v, gate, beta, *_ = cases.prefill(device).args
     plain = {
         "cu_seqlens": torch.tensor([0, 40], device=device),
         "gate_family": "bounded",
@@ -122,6 +128,16 @@ def test_G05_types_of_errors(device):
         kt.metadata(offsets, computed=step, num_tokens=1, max_tokens=1, max_sequences=1, backend="NOWHERE")
     assert issubclass(libkda.InvalidArgument, ValueError) and issubclass(libkda.OutOfMemory, MemoryError)
     assert all(issubclass(kind, RuntimeError) for kind in libkda._errors.BY_STATUS.values())
+
+
+def test_words_of_a_plan(device):
+    for word in ("norm_eps=1e-6", "tempo=3", "fresh", "fresh=yes", "max_tokens=many", "layout=SD"):
+        op, args, kwargs, case = changed(cases.prefill(device), "backend", lambda _: "auto")
+        with pytest.raises(ValueError, match=f"{word.split('=')[0]}"):
+            op(*args[:-1], f"{args[-1]} {word}", **kwargs)
+    with pytest.raises(ValueError, match="gate_family: wanted .* got none"):
+        op(*args[:-1], "", **kwargs)
+    assert kt.plan_words(gate_family="plain", width=1, fresh=True, null_slot=0) == "gate_family=plain fresh=1 null_slot=0"
 
 
 def test_aliased_output_is_refused(device):

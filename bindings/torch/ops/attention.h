@@ -3,6 +3,7 @@
 #pragma once
 
 #include "plans.h"
+#include "words.h"
 
 namespace kda::torch_ops {
 
@@ -10,24 +11,8 @@ namespace kda::torch_ops {
 struct GateParameters {
   kda_tensor A_log, dt_bias;
 };
-// gate_family, lower_bound, beta_is_logits, allow_neg_eigval, qk_norm, scale
-struct Form {
-  std::string_view gate_family;
-  double lower_bound, scale;
-  bool beta_is_logits, allow_neg_eigval, qk_norm;
-};
-// null_slot, batch_invariant, checked, backend, max_tokens, max_sequences
-struct PlanOptions {
-  int64_t null_slot;
-  uint32_t flags;
-  std::string_view backend;
-  int64_t max_tokens, max_sequences;
-};
-
 GateParameters read_gate_parameters(Arguments& a);
 kda_sequences read_sequences(Arguments& a);  // cu_seqlens, begin, length, num_active
-Form read_form(Arguments& a);
-PlanOptions read_plan_options(Arguments& a);
 
 // A dimension counted from the end; 0 if the tensor has fewer.
 int64_t size_from_end(const kda_tensor& t, int i);
@@ -38,9 +23,8 @@ struct Counts {
 Counts count(const kda_sequences& s, const kda_tensor& token, int row_dims);
 
 // The description's numeric part. H from `heads`, HV and K from the gate, V from `values` [..., HV, V].
-kda_attention_spec attention_spec(const Form& form, int64_t heads, const kda_tensor& gate, const kda_tensor& values,
+kda_attention_spec attention_spec(const Words& words, int64_t heads, const kda_tensor& gate, const kda_tensor& values,
                                   kda_dtype io, kda_dtype beta, kda_dtype state);
-kda_conv_layout conv_layout(std::string_view name);
 
 // Boxed kernels, one per operator.
 void prefill(StableIValue* stack, uint64_t arguments, uint64_t results);

@@ -8,15 +8,17 @@ bool present(const kda_tensor& t) { return t.dtype != KDA_DTYPE_NONE; }
 
 struct ConvTensors {
   Parts x, weight, state, out, bias;
+  std::string_view plan;
 };
 
-// x, weight, state, out, bias
+// x, weight, state, out, plan, bias
 ConvTensors read_conv_tensors(Arguments& a) {
   ConvTensors t;
   t.x = a.parts("x");
   t.weight = a.parts("weight");
   t.state = a.optional_parts("state");
   t.out = a.parts("out");
+  t.plan = a.text();
   t.bias = a.optional_parts("bias");
   return t;
 }
@@ -28,8 +30,7 @@ void match(const char* name, const Parts& parts, const Parts& x, bool optional) 
 }
 
 // The description's part that both modes share, and the arguments' tensors.
-void fill(const ConvTensors& t, const PlanOptions& options, std::string_view layout, bool activation,
-          kda_conv_args& args, kda_conv_desc& d) {
+void fill(const ConvTensors& t, const Words& words, kda_conv_args& args, kda_conv_desc& d) {
   match("weight", t.weight, t.x, false);
   match("state", t.state, t.x, true);
   match("out", t.out, t.x, false);
@@ -46,13 +47,13 @@ void fill(const ConvTensors& t, const PlanOptions& options, std::string_view lay
   d.width = static_cast<int32_t>(size_from_end(t.weight.part[0], 1));
   d.io_dtype = t.x.part[0].dtype;
   d.state_dtype = t.state.part[0].dtype;
-  d.layout = conv_layout(layout);
-  d.no_activation = activation ? 0 : 1;
+  d.layout = words.layout;
+  d.no_activation = words.activation ? 0 : 1;
   const Counts counts = count(args.sequences, t.x.part[0], 2);
-  d.max_tokens = bound(options.max_tokens, counts.tokens);
-  d.max_sequences = bound(options.max_sequences, counts.sequences);
-  d.null_slot = options.null_slot;
-  d.flags = options.flags;
+  d.max_tokens = bound(words.max_tokens, counts.tokens);
+  d.max_sequences = bound(words.max_sequences, counts.sequences);
+  d.null_slot = words.null_slot;
+  d.flags = words.flags();
 }
 
 void run_conv(const kda_conv_desc& d, const kda_conv_args& args, std::string_view backend) {
@@ -74,18 +75,16 @@ void conv_prefill(StableIValue* stack, uint64_t arguments, uint64_t) {
   args.checkpoint_offsets = a.optional_tensor("checkpoint_offsets");
   args.checkpoint_slots = a.optional_tensor("checkpoint_slots");
   args.out_rows = a.optional_tensor("out_rows");
-  const bool fresh = a.flag(), activation = a.flag();
-  const std::string_view layout = a.text();
-  const PlanOptions options = read_plan_options(a);
   a.finish();
+  const Words& words = read_words(t.plan, KDA_PLAN_WORDS "fresh activation layout");
 
   d.mode = KDA_CONV_PREFILL;
-  d.initial_state = present(args.has_initial_state) ? KDA_INITIAL_FLAGS
-                    : fresh || t.state.count == 0   ? KDA_INITIAL_NONE
-                                                    : KDA_INITIAL_ALL;
+  d.initial_state = present(args.has_initial_state)     ? KDA_INITIAL_FLAGS
+                    : words.fresh || t.state.count == 0 ? KDA_INITIAL_NONE
+                                                        : KDA_INITIAL_ALL;
   if (present(args.checkpoint_offsets)) d.max_checkpoints = size_from_end(args.checkpoint_offsets, 1);
-  fill(t, options, layout, activation, args, d);
-  run_conv(d, args, options.backend);
+  fill(t, words, args, d);
+  run_conv(d, args, words.backend);
 }
 
 void conv_update(StableIValue* stack, uint64_t arguments, uint64_t) {
@@ -101,21 +100,17 @@ void conv_update(StableIValue* stack, uint64_t arguments, uint64_t) {
   args.record_rows = a.optional_tensor("record_rows");
   args.sequences = read_sequences(a);
   args.out_rows = a.optional_tensor("out_rows");
-  const int64_t width = a.integer();
-  const bool records = a.flag(), fold = a.flag(), fresh = a.flag(), activation = a.flag();
-  const std::string_view layout = a.text();
-  const PlanOptions options = read_plan_options(a);
   a.finish();
+  const Words& words = read_words(t.plan, KDA_PLAN_WORDS "width records fold fresh activation layout");
 
-  d.mode = records ? KDA_CONV_RECORDS : KDA_CONV_COLUMNS;
-  d.fold = fold ? 1 : 0;
-  if (width < 1 || width > KDA_MAX_VERIFY) {
-    bad_argument("width: wanted 1 to " + std::to_string(KDA_MAX_VERIFY) + ", got " + std::to_string(width));
-  }
-  d.verify_width = static_cast<int32_t>(width);
-  d.initial_state = present(args.has_initial_state) ? KDA_INITIAL_FLAGS : fresh ? KDA_INITIAL_NONE : KDA_INITIAL_ALL;
-  fill(t, options, layout, activation, args, d);
-  run_conv(d, args, options.backend);
+  d.mode = words.records ? KDA_CONV_RECORDS : KDA_CONV_COLUMNS;
+  d.fold = words.fold ? 1 : 0;
+  d.verify_width = static_cast<int32_t>(words.width);
+  d.initial_state = present(args.has_initial_state) ? KDA_INITIAL_FLAGS
+                    : words.fresh                   ? KDA_INITIAL_NONE
+                                                    : KDA_INITIAL_ALL;
+  fill(t, words, args, d);
+  run_conv(d, args, words.backend);
 }
 
 void gated_norm(StableIValue* stack, uint64_t arguments, uint64_t) {

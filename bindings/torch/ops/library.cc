@@ -5,12 +5,6 @@
 #define KDA_GATE "Tensor? A_log=None, Tensor? dt_bias=None"
 #define KDA_SEQUENCES "Tensor? cu_seqlens=None, Tensor? begin=None, Tensor? length=None, Tensor? num_active=None"
 #define KDA_SLOTS "Tensor? slots=None, Tensor? write_slots=None"
-#define KDA_FORM                                                                                      \
-  "str gate_family, float? lower_bound=None, bool beta_is_logits=True, bool allow_neg_eigval=False, " \
-  "bool qk_norm=True, float? scale=None"
-#define KDA_PLAN                                                                                            \
-  "int null_slot=-1, bool batch_invariant=False, bool checked=False, str? backend=None, int max_tokens=0, " \
-  "int max_sequences=0"
 #define KDA_STEP                                                                                            \
   "Tensor query_start_loc, *, Tensor? computed=None, Tensor? has_state=None, Tensor? prefilling=None, "     \
   "Tensor? drafts=None, Tensor? num_active=None, Tensor? accepted=None, Tensor? slot_table=None, "          \
@@ -19,55 +13,47 @@
 
 namespace {
 
+// `plan` is the rest of the description as words, "gate_family=softplus width=3" (words.h): each argument of a schema
+// costs every call about 0.1 us in PyTorch's argument parser, and these never change from call to call.
 constexpr const char* kSchemas[] = {
-    "prefill(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) out, Tensor(b!)? state=None, "
-    "*, " KDA_SLOTS ", Tensor? has_initial_state=None, Tensor(c!)? final_state=None, " KDA_GATE ", " KDA_SEQUENCES
+    "prefill(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) out, Tensor(b!)? state, str "
+    "plan, " KDA_SLOTS ", Tensor? has_initial_state=None, Tensor(c!)? final_state=None, " KDA_GATE ", " KDA_SEQUENCES
     ", Tensor? checkpoint_offsets=None, Tensor? checkpoint_slots=None, Tensor(d!)? checkpoint_states=None, "
-    "Tensor? chunk_indices=None, Tensor? chunk_offsets=None, Tensor? out_rows=None, bool fresh=False, "
-    "bool store_final=True, " KDA_FORM ", " KDA_PLAN ") -> ()",
+    "Tensor? chunk_indices=None, Tensor? chunk_offsets=None, Tensor? out_rows=None) -> ()",
 
-    "decode(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) out, Tensor(b!) state, *, " KDA_SLOTS
-    ", Tensor? accepted=None, Tensor? has_initial_state=None, " KDA_GATE ", " KDA_SEQUENCES
-    ", Tensor? out_rows=None, int width=1, bool final_only=False, bool fresh=False, " KDA_FORM ", " KDA_PLAN
-    ") -> ()",
+    "decode(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) out, Tensor(b!) state, str "
+    "plan, " KDA_SLOTS ", Tensor? accepted=None, Tensor? has_initial_state=None, " KDA_GATE ", " KDA_SEQUENCES
+    ", Tensor? out_rows=None) -> ()",
 
     "verify_record(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) out, Tensor(b!) state, "
-    "Tensor(c!) record_u, Tensor(d!) record_kg, Tensor(e!) record_count, *, Tensor? record_rows=None, " KDA_SLOTS
-    ", Tensor? accepted=None, Tensor? has_initial_state=None, " KDA_GATE ", " KDA_SEQUENCES
-    ", Tensor? out_rows=None, int width, bool fold=False, bool fresh=False, " KDA_FORM ", " KDA_PLAN ") -> ()",
+    "Tensor(c!) record_u, Tensor(d!) record_kg, Tensor(e!) record_count, str plan, Tensor? "
+    "record_rows=None, " KDA_SLOTS ", Tensor? accepted=None, Tensor? has_initial_state=None, " KDA_GATE
+    ", " KDA_SEQUENCES ", Tensor? out_rows=None) -> ()",
 
-    "commit(Tensor(a!) state, Tensor slots, Tensor accepted, Tensor record_u, Tensor record_kg, Tensor(b!) "
-    "record_count, "
-    "*, Tensor? record_rows=None, Tensor(c!)[]? conv_state=None, " KDA_GATE
-    ", Tensor? num_active=None, "
-    "int conv_width=0, str layout='SD', " KDA_FORM ", " KDA_PLAN ") -> ()",
+    "commit(Tensor(a!) state, Tensor slots, Tensor accepted, Tensor record_u, Tensor record_kg, "
+    "Tensor(b!) record_count, str plan, Tensor? record_rows=None, Tensor(c!)[]? conv_state=None, " KDA_GATE
+    ", Tensor? num_active=None) -> ()",
 
-    "decode_step(Tensor[] x, Tensor[] conv_weight, Tensor(a!)[] conv_state, Tensor gate, Tensor beta, Tensor(b!) "
-    "out, "
-    "Tensor(c!) state, *, Tensor? z=None, Tensor? norm_weight=None, Tensor(d!)? record_u=None, "
-    "Tensor(e!)? record_kg=None, Tensor(f!)? record_count=None, Tensor? record_rows=None, " KDA_SLOTS
-    ", Tensor? accepted=None, Tensor? has_initial_state=None, " KDA_GATE ", " KDA_SEQUENCES
-    ", Tensor? out_rows=None, int width=1, bool fold=False, bool final_only=False, bool fresh=False, "
-    "float norm_eps=1e-5, str layout='SD', " KDA_FORM ", " KDA_PLAN ") -> ()",
+    "decode_step(Tensor[] x, Tensor[] conv_weight, Tensor(a!)[] conv_state, Tensor gate, Tensor beta, "
+    "Tensor(b!) out, Tensor(c!) state, str plan, Tensor? z=None, Tensor? norm_weight=None, "
+    "Tensor(d!)? record_u=None, Tensor(e!)? record_kg=None, Tensor(f!)? record_count=None, Tensor? "
+    "record_rows=None, " KDA_SLOTS ", Tensor? accepted=None, Tensor? has_initial_state=None, " KDA_GATE
+    ", " KDA_SEQUENCES ", Tensor? out_rows=None) -> ()",
 
-    "conv_prefill(Tensor[] x, Tensor[] weight, Tensor(a!)[]? state, Tensor(b!)[] out, *, Tensor[]? "
-    "bias=None, " KDA_SLOTS ", Tensor? has_initial_state=None, " KDA_SEQUENCES
-    ", Tensor? checkpoint_offsets=None, "
-    "Tensor? checkpoint_slots=None, Tensor? out_rows=None, bool fresh=False, bool activation=True, "
-    "str layout='SD', " KDA_PLAN ") -> ()",
+    "conv_prefill(Tensor[] x, Tensor[] weight, Tensor(a!)[]? state, Tensor(b!)[] out, str plan, "
+    "Tensor[]? bias=None, " KDA_SLOTS ", Tensor? has_initial_state=None, " KDA_SEQUENCES
+    ", Tensor? checkpoint_offsets=None, Tensor? checkpoint_slots=None, Tensor? out_rows=None) -> ()",
 
-    "conv_update(Tensor[] x, Tensor[] weight, Tensor(a!)[]? state, Tensor(b!)[] out, *, Tensor[]? "
-    "bias=None, " KDA_SLOTS
-    ", Tensor? has_initial_state=None, Tensor? accepted=None, Tensor? record_count=None, Tensor? "
-    "record_rows=None, " KDA_SEQUENCES
-    ", Tensor? out_rows=None, int width=1, bool records=False, bool fold=False, bool fresh=False, "
-    "bool activation=True, str layout='SD', " KDA_PLAN ") -> ()",
+    "conv_update(Tensor[] x, Tensor[] weight, Tensor(a!)[]? state, Tensor(b!)[] out, str plan, "
+    "Tensor[]? bias=None, " KDA_SLOTS
+    ", Tensor? has_initial_state=None, Tensor? accepted=None, "
+    "Tensor? record_count=None, Tensor? record_rows=None, " KDA_SEQUENCES ", Tensor? out_rows=None) -> ()",
 
     "gated_norm(Tensor o, Tensor z, Tensor weight, Tensor(a!) out, *, float eps=1e-5, str? backend=None, "
     "int max_tokens=0) -> ()",
 
-    "segment_summary(Tensor k, Tensor v, Tensor gate, Tensor beta, *, " KDA_GATE ", " KDA_SEQUENCES ", " KDA_FORM
-    ", " KDA_PLAN ") -> Tensor",
+    "segment_summary(Tensor k, Tensor v, Tensor gate, Tensor beta, str plan, " KDA_GATE ", " KDA_SEQUENCES
+    ") -> Tensor",
 
     "segment_merge(Tensor summaries, *, Tensor? initial_state=None, Tensor? present=None, str? backend=None) -> "
     "(Tensor start_states, Tensor final_state)",

@@ -7,14 +7,14 @@ namespace {
 bool present(const kda_tensor& t) { return t.dtype != KDA_DTYPE_NONE; }
 
 // `k`: the token tensor that gives H and the io dtype.
-kda_prefill_desc describe(const Form& form, const PlanOptions& options, const kda_tensor& k, const kda_tensor& v,
-                          const kda_tensor& gate, const kda_tensor& beta, kda_dtype state, const Counts& counts) {
+kda_prefill_desc describe(const Words& words, const kda_tensor& k, const kda_tensor& v, const kda_tensor& gate,
+                          const kda_tensor& beta, kda_dtype state, const Counts& counts) {
   auto d = zeroed<kda_prefill_desc>();
-  d.attention = attention_spec(form, size_from_end(k, 2), gate, v, k.dtype, beta.dtype, state);
-  d.max_tokens = bound(options.max_tokens, counts.tokens);
-  d.max_sequences = bound(options.max_sequences, counts.sequences);
-  d.null_slot = options.null_slot;
-  d.flags = options.flags;
+  d.attention = attention_spec(words, size_from_end(k, 2), gate, v, k.dtype, beta.dtype, state);
+  d.max_tokens = bound(words.max_tokens, counts.tokens);
+  d.max_sequences = bound(words.max_sequences, counts.sequences);
+  d.null_slot = words.null_slot;
+  d.flags = words.flags();
   return d;
 }
 
@@ -30,6 +30,7 @@ void prefill(StableIValue* stack, uint64_t arguments, uint64_t) {
   args.beta = a.tensor("beta");
   args.out = a.tensor("out");
   args.state = a.optional_tensor("state");
+  const std::string_view text = a.text();
   args.slots = a.optional_tensor("slots");
   args.write_slots = a.optional_tensor("write_slots");
   args.has_initial_state = a.optional_tensor("has_initial_state");
@@ -44,22 +45,19 @@ void prefill(StableIValue* stack, uint64_t arguments, uint64_t) {
   args.chunk_indices = a.optional_tensor("chunk_indices");
   args.chunk_offsets = a.optional_tensor("chunk_offsets");
   args.out_rows = a.optional_tensor("out_rows");
-  const bool fresh = a.flag(), store_final = a.flag();
-  const Form form = read_form(a);
-  const PlanOptions options = read_plan_options(a);
   a.finish();
+  const Words& words = read_words(text, KDA_FORM_WORDS KDA_PLAN_WORDS "fresh store_final");
 
-  args.no_final_state = store_final ? 0 : 1;
+  args.no_final_state = words.store_final ? 0 : 1;
   const kda_dtype state = present(args.state) ? args.state.dtype : args.final_state.dtype;
-  kda_prefill_desc d =
-      describe(form, options, args.q, args.v, args.gate, args.beta, state, count(args.sequences, args.q, 3));
-  d.initial_state = present(args.has_initial_state) ? KDA_INITIAL_FLAGS
-                    : fresh || !present(args.state) ? KDA_INITIAL_NONE
-                                                    : KDA_INITIAL_ALL;
+  kda_prefill_desc d = describe(words, args.q, args.v, args.gate, args.beta, state, count(args.sequences, args.q, 3));
+  d.initial_state = present(args.has_initial_state)       ? KDA_INITIAL_FLAGS
+                    : words.fresh || !present(args.state) ? KDA_INITIAL_NONE
+                                                          : KDA_INITIAL_ALL;
   if (present(args.checkpoint_offsets)) d.max_checkpoints = size_from_end(args.checkpoint_offsets, 1);
   const uint64_t layouts[] = {layout_class(args.q), layout_class(args.k), layout_class(args.v),
                               layout_class(args.gate), layout_class(args.out)};
-  const PlanRequest request{KDA_OP_PREFILL, args.q.device, options.backend, layouts, std::size(layouts)};
+  const PlanRequest request{KDA_OP_PREFILL, args.q.device, words.backend, layouts, std::size(layouts)};
   const kda_plan* plan =
       plan_of(request, d, kda_prefill_plan_create, [&](kda_prefill_desc& desc) { desc.example = &args; });
   run(plan, kda_prefill_run, args, args.q.device);
@@ -72,19 +70,18 @@ void segment_summary(StableIValue* stack, uint64_t arguments, uint64_t) {
   args.v = a.tensor("v");
   args.gate = a.tensor("gate");
   args.beta = a.tensor("beta");
+  const std::string_view text = a.text();
   const auto [A_log, dt_bias] = read_gate_parameters(a);
   args.A_log = A_log;
   args.dt_bias = dt_bias;
   args.sequences = read_sequences(a);
-  const Form form = read_form(a);
-  const PlanOptions options = read_plan_options(a);
   a.finish();
+  const Words& words = read_words(text, KDA_FORM_WORDS KDA_PLAN_WORDS);
 
   const Counts counts = count(args.sequences, args.k, 3);
   const kda_device device = args.k.device;
-  const kda_prefill_desc d = describe(form, options, args.k, args.v, args.gate, args.beta, KDA_FP32, counts);
-  const kda_plan* plan =
-      plan_of({KDA_OP_SEGMENT_SUMMARY, device, options.backend}, d, kda_segment_summary_plan_create);
+  const kda_prefill_desc d = describe(words, args.k, args.v, args.gate, args.beta, KDA_FP32, counts);
+  const kda_plan* plan = plan_of({KDA_OP_SEGMENT_SUMMARY, device, words.backend}, d, kda_segment_summary_plan_create);
   const int64_t keys = d.attention.key_dim;
   const int64_t shape[] = {counts.sequences, d.attention.num_value_heads, d.attention.value_dim + keys, keys};
   const torch::stable::Tensor summary(empty(shape, 4, KDA_FP32, device));

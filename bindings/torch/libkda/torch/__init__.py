@@ -13,6 +13,9 @@ Errors: ValueError names the argument, what was wanted and what came, and nothin
 RuntimeError) if no implementation, or not the named one, can serve the call, with every unmet condition; ``libkda.NotFound``
 (a KeyError) for an unknown layer. Index *values* are never an error (``checked=True`` reports them). The raw operators raise
 RuntimeError where it is not ValueError.
+
+The raw operators take what does not change from call to call as words: ``plan_words(gate_family="softplus", width=3)`` gives
+their ``plan`` argument, "gate_family=softplus width=3".
 """
 
 from __future__ import annotations
@@ -25,7 +28,17 @@ from typing_extensions import Unpack
 
 from libkda._errors import BY_STATUS
 from libkda.torch import _fakes
-from libkda.torch._options import AttentionOptions, ConvOptions, Form, PlanOptions, Sequences, Slots, SummaryOptions
+from libkda.torch._options import (
+    AttentionOptions,
+    ConvOptions,
+    Form,
+    PlanOptions,
+    Sequences,
+    Slots,
+    SummaryOptions,
+    plan_words,
+    split,
+)
 
 _fakes.register()
 _ops = torch.ops.libkda
@@ -81,11 +94,13 @@ def prefill(
     """
     if out is None:
         out = _out(v, v.shape, options)
-    _call(_ops.prefill, 
-        q, k, v, gate, beta, out, state,
+    plan, tensors = split(options, fresh=fresh, store_final=store_final)
+    _call(
+        _ops.prefill,
+        q, k, v, gate, beta, out, state, plan,
         final_state=final_state, checkpoint_offsets=checkpoint_offsets, checkpoint_slots=checkpoint_slots,
         checkpoint_states=checkpoint_states, chunk_indices=chunk_indices, chunk_offsets=chunk_offsets,
-        out_rows=out_rows, fresh=fresh, store_final=store_final, **options,
+        out_rows=out_rows, **tensors,
     )  # fmt: skip
     return out
 
@@ -114,9 +129,11 @@ def decode(
     """
     if out is None:
         out = _out(v, v.shape, options)
-    _call(_ops.decode, 
-        q, k, v, gate, beta, out, state,
-        accepted=accepted, out_rows=out_rows, width=width, final_only=final_only, fresh=fresh, **options,
+    plan, tensors = split(options, width=width, final_only=final_only, fresh=fresh)
+    _call(
+        _ops.decode,
+        q, k, v, gate, beta, out, state, plan,
+        accepted=accepted, out_rows=out_rows, **tensors,
     )  # fmt: skip
     return out
 
@@ -148,9 +165,11 @@ def verify_record(
     """
     if out is None:
         out = _out(v, v.shape, options)
-    _call(_ops.verify_record, 
-        q, k, v, gate, beta, out, state, record_u, record_kg, record_count,
-        record_rows=record_rows, accepted=accepted, out_rows=out_rows, width=width, fold=fold, fresh=fresh, **options,
+    plan, tensors = split(options, width=width, fold=fold, fresh=fresh)
+    _call(
+        _ops.verify_record,
+        q, k, v, gate, beta, out, state, record_u, record_kg, record_count, plan,
+        record_rows=record_rows, accepted=accepted, out_rows=out_rows, **tensors,
     )  # fmt: skip
     return out
 
@@ -175,10 +194,11 @@ def commit(
     state [slots,HV,V,K], slots [N], accepted int32 [N], records as in ``verify_record``; conv_state: the conv pools (one or
     three) whose windows move along, with ``conv_width`` = W and their ``layout``. Takes A_log, dt_bias and the gate's form.
     """
-    _call(_ops.commit, 
-        state, slots, accepted, record_u, record_kg, record_count,
-        record_rows=record_rows, conv_state=None if conv_state is None else list(conv_state), conv_width=conv_width,
-        layout=layout, num_active=num_active, **options,
+    plan, tensors = split(options, conv_width=conv_width, layout=layout)
+    _call(
+        _ops.commit,
+        state, slots, accepted, record_u, record_kg, record_count, plan,
+        record_rows=record_rows, conv_state=None if conv_state is None else list(conv_state), num_active=num_active, **tensors,
     )  # fmt: skip
 
 
@@ -219,11 +239,12 @@ def decode_step(
     if out is None:
         shape = [*beta.shape, value_dim if value_dim is not None else state.shape[-2]]
         out = _out(x[0], shape, options)
-    _call(_ops.decode_step, 
-        list(x), list(conv_weight), list(conv_state), gate, beta, out, state,
-        z=z, norm_weight=norm_weight, norm_eps=norm_eps, record_u=record_u, record_kg=record_kg,
-        record_count=record_count, record_rows=record_rows, accepted=accepted, out_rows=out_rows, width=width,
-        fold=fold, final_only=final_only, fresh=fresh, layout=layout, **options,
+    plan, tensors = split(options, norm_eps=norm_eps, width=width, fold=fold, final_only=final_only, fresh=fresh, layout=layout)
+    _call(
+        _ops.decode_step,
+        list(x), list(conv_weight), list(conv_state), gate, beta, out, state, plan,
+        z=z, norm_weight=norm_weight, record_u=record_u, record_kg=record_kg,
+        record_count=record_count, record_rows=record_rows, accepted=accepted, out_rows=out_rows, **tensors,
     )  # fmt: skip
     return out
 
@@ -250,10 +271,12 @@ def conv_prefill(
     its first token (unless ``fresh``, or by has_initial_state).
     """
     outs = [_out(t, t.shape, options) for t in x] if out is None else list(out)
-    _call(_ops.conv_prefill, 
-        list(x), list(weight), None if state is None else list(state), outs,
+    plan, tensors = split(options, fresh=fresh, activation=activation, layout=layout)
+    _call(
+        _ops.conv_prefill,
+        list(x), list(weight), None if state is None else list(state), outs, plan,
         bias=None if bias is None else list(bias), checkpoint_offsets=checkpoint_offsets,
-        checkpoint_slots=checkpoint_slots, out_rows=out_rows, fresh=fresh, activation=activation, layout=layout, **options,
+        checkpoint_slots=checkpoint_slots, out_rows=out_rows, **tensors,
     )  # fmt: skip
     return outs
 
@@ -283,11 +306,12 @@ def conv_update(
     in ``verify_record`` (L >= W+drafts), with ``fold``, record_count int32 [rows] and record_rows.
     """
     outs = [_out(t, t.shape, options) for t in x] if out is None else list(out)
-    _call(_ops.conv_update, 
-        list(x), list(weight), list(state), outs,
+    plan, tensors = split(options, width=width, records=records, fold=fold, fresh=fresh, activation=activation, layout=layout)
+    _call(
+        _ops.conv_update,
+        list(x), list(weight), list(state), outs, plan,
         bias=None if bias is None else list(bias), accepted=accepted, record_count=record_count, record_rows=record_rows,
-        out_rows=out_rows, width=width, records=records, fold=fold, fresh=fresh, activation=activation, layout=layout,
-        **options,
+        out_rows=out_rows, **tensors,
     )  # fmt: skip
     return outs
 
@@ -312,7 +336,8 @@ def gated_norm(
 def segment_summary(k: _Tensor, v: _Tensor, gate: _Tensor, beta: _Tensor, **options: Unpack[SummaryOptions]) -> _Tensor:
     """Each sequence's map of states, St_out = St_in*M + B: fp32 [N,HV,V+K,K], rows 0..V-1 = B, then M. Tensors as in
     ``prefill``."""
-    return _call(_ops.segment_summary, k, v, gate, beta, **options)
+    plan, tensors = split(options)
+    return _call(_ops.segment_summary, k, v, gate, beta, plan, **tensors)
 
 
 def segment_merge(
@@ -432,6 +457,7 @@ __all__ = [
     "decode_step",
     "gated_norm",
     "metadata",
+    "plan_words",
     "prefill",
     "segment_merge",
     "segment_summary",

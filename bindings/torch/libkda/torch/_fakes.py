@@ -3,11 +3,13 @@ kernels would refuse for it; results have the true shape, dtype, strides and dev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from libkda.torch import _load
+from libkda.torch._options import read_words
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _INDEX = (torch.int32, torch.int64)
@@ -84,7 +86,7 @@ class Check:
         self("has_initial_state", o.get("has_initial_state"), "N", (torch.bool,))
 
     def attention(self, gate: torch.Tensor, beta: torch.Tensor, io: torch.dtype, o: dict[str, Any]) -> None:
-        family, logits = o["gate_family"], o.get("beta_is_logits", True)
+        family, logits = o.get("gate_family"), o.get("beta_is_logits") != "0"
         if family not in ("softplus", "bounded", "plain"):
             raise ValueError(f"gate_family: wanted 'softplus', 'bounded' or 'plain', got {family!r}")
         self("gate", gate, "... HV K", (torch.float32,) if family == "plain" else (io, torch.float32))
@@ -119,7 +121,8 @@ def _tokens(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gate: torch.Tenso
     return c
 
 
-def prefill(q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any, state: Any = None, **o: Any) -> None:
+def prefill(q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any, state: Any, plan: str, **o: Any) -> None:
+    o.update(read_words(plan))
     c = _tokens(q, k, v, gate, beta, o)
     c.out(out, o, "HV V", q.dtype)
     c.state("state", state, "slots" if o.get("slots") is not None else "N")
@@ -129,7 +132,8 @@ def prefill(q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any, state: Any =
     c("checkpoint_states", o.get("checkpoint_states"), "N Ck HV V K", _FLOATS)
 
 
-def decode(q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any, state: Any, **o: Any) -> None:
+def decode(q: Any, k: Any, v: Any, gate: Any, beta: Any, out: Any, state: Any, plan: str, **o: Any) -> None:
+    o.update(read_words(plan))
     c = _tokens(q, k, v, gate, beta, o)
     c.out(out, o, "HV V", q.dtype)
     c.state("state", state, "slots" if o.get("slots") is not None else "N")
@@ -156,14 +160,18 @@ def verify_record(
     record_u: Any,
     record_kg: Any,
     record_count: Any,
+    plan: str,
     **o: Any,
 ) -> None:
-    decode(q, k, v, gate, beta, out, state, **o)
-    c = Check("q", q, HV=gate.shape[-2], K=gate.shape[-1], V=v.shape[-1], width=o["width"])
+    decode(q, k, v, gate, beta, out, state, plan, **o)
+    c = Check("q", q, HV=gate.shape[-2], K=gate.shape[-1], V=v.shape[-1], width=int(read_words(plan).get("width", 1)))
     _records(c, {**o, "record_u": record_u, "record_kg": record_kg, "record_count": record_count}, gate.dtype)
 
 
-def commit(state: Any, slots: Any, accepted: Any, record_u: Any, record_kg: Any, record_count: Any, **o: Any) -> None:
+def commit(
+    state: Any, slots: Any, accepted: Any, record_u: Any, record_kg: Any, record_count: Any, plan: str, **o: Any
+) -> None:
+    o.update(read_words(plan))
     c = Check("state", state)
     c.state("state", state, "slots")
     c.rows({**o, "slots": slots, "accepted": accepted})
@@ -197,7 +205,10 @@ def _conv(c: Check, i: int, x: Any, weight: Any, state: Any, layout: str) -> Non
         c(f"state[{i}]", state[i], dims, (x[0].dtype, torch.float32))
 
 
-def decode_step(x: Any, conv_weight: Any, conv_state: Any, gate: Any, beta: Any, out: Any, state: Any, **o: Any) -> None:
+def decode_step(
+    x: Any, conv_weight: Any, conv_state: Any, gate: Any, beta: Any, out: Any, state: Any, plan: str, **o: Any
+) -> None:
+    o.update(read_words(plan))
     c, io = Check("x", x[0]), _io("x", x[0])
     c.sequences(x[0], 2, o)
     for i in range(_parts(x=x, conv_weight=conv_weight, conv_state=conv_state)):
@@ -211,7 +222,8 @@ def decode_step(x: Any, conv_weight: Any, conv_state: Any, gate: Any, beta: Any,
     _records(c, o, gate.dtype)
 
 
-def conv_prefill(x: Any, weight: Any, state: Any, out: Any, **o: Any) -> None:
+def conv_prefill(x: Any, weight: Any, state: Any, out: Any, plan: str, **o: Any) -> None:
+    o.update(read_words(plan))
     c, io = Check("x", x[0]), _io("x", x[0])
     c.sequences(x[0], 2, o)
     for i in range(_parts(x=x, weight=weight, state=state, out=out, bias=o.get("bias"))):
@@ -230,7 +242,8 @@ def gated_norm(o: Any, z: Any, weight: Any, out: Any, **_: Any) -> None:
     c("weight", weight, "V", (torch.float32,))
 
 
-def segment_summary(k: Any, v: Any, gate: Any, beta: Any, **o: Any) -> torch.Tensor:
+def segment_summary(k: Any, v: Any, gate: Any, beta: Any, plan: str, **o: Any) -> torch.Tensor:
+    o.update(read_words(plan))
     c, io = Check("k", k), _io("k", k)
     c.sequences(k, 3, o)
     c("k", k, "... H K", (io,))
@@ -305,6 +318,12 @@ def attention(x: Any, gate: Any, beta: Any, z: Any, core_attn_out: Any, layer: s
     c("z", z, "... HV V", (x[0].dtype,))
 
 
+def _by_name(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Fakes take their arguments by name; tracers give them by position as far as the schema allows."""
+    names = [argument.name for argument in getattr(torch.ops.libkda, name).default._schema.arguments]
+    return lambda *arguments, **keywords: fake(**dict(zip(names, arguments, strict=False)), **keywords)
+
+
 def register() -> None:
     """Registers every fake; needs the loaded operators."""
     assert _load.OPERATORS
@@ -312,6 +331,5 @@ def register() -> None:
         prefill, decode, verify_record, commit, decode_step, conv_prefill, gated_norm, segment_summary, segment_merge,
         state_gather, state_scatter, metadata, metadata_out, attention,
     )  # fmt: skip
-    for fake in fakes:
-        torch.library.register_fake(f"libkda::{fake.__name__}", fake)
-    torch.library.register_fake("libkda::conv_update", conv_prefill)
+    for name, fake in [("conv_update", conv_prefill), *((f.__name__, f) for f in fakes)]:
+        torch.library.register_fake(f"libkda::{name}", _by_name(name, fake))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from typing_extensions import TypedDict
 
@@ -71,3 +73,54 @@ class ConvOptions(Sequences, PlanOptions, Slots, total=False):
 
 class SummaryOptions(Sequences, Form, PlanOptions, total=False):
     """Sequences, Form and PlanOptions together."""
+
+
+# What an operator takes as words of its `plan` argument, with the defaults (bindings/torch/ops/words.h).
+WORDS: dict[str, Any] = {
+    "gate_family": None,
+    "lower_bound": None,
+    "beta_is_logits": True,
+    "allow_neg_eigval": False,
+    "qk_norm": True,
+    "scale": None,
+    "null_slot": -1,
+    "batch_invariant": False,
+    "checked": False,
+    "backend": None,
+    "max_tokens": 0,
+    "max_sequences": 0,
+    "width": 1,
+    "fresh": False,
+    "store_final": True,
+    "final_only": False,
+    "fold": False,
+    "records": False,
+    "activation": True,
+    "layout": "SD",
+    "norm_eps": 1e-5,
+    "conv_width": 0,
+}
+
+
+def plan_words(**values: Any) -> str:
+    """The `plan` argument of a raw operator: "gate_family=softplus width=3". Values at their default are left out."""
+    words = []
+    for name, value in values.items():
+        if value is not None and value != WORDS[name]:
+            words.append(f"{name}={int(value) if isinstance(value, bool) else value}")
+    return " ".join(words)
+
+
+def split(options: Any, **own: Any) -> tuple[str, dict[str, Any]]:
+    """The plan's words and the tensors among an operator's keywords."""
+    tensors = {name: value for name, value in options.items() if name not in WORDS}
+    return plan_words(**{name: value for name, value in options.items() if name in WORDS}, **own), tensors
+
+
+def read_words(plan: str) -> dict[str, str]:
+    """The words of a plan argument, by name."""
+    pairs = [word.partition("=") for word in plan.split()]
+    for name, equals, _ in pairs:
+        if not equals or name not in WORDS:
+            raise ValueError(f"plan: wanted words name=value of {' '.join(WORDS)}; got {name!r}")
+    return {name: value for name, _, value in pairs}
