@@ -14,6 +14,7 @@ from libkda._errors import (
     Unsupported,
 )
 from libkda._library import cpu_isas, get_include, library_path, source_hash, version
+from libkda._stats import stats
 from libkda.context import Context, candidates, devices
 from libkda.copies import CopySet
 from libkda.plans import (
@@ -65,5 +66,6 @@ __all__ = [
     "get_include",
     "library_path",
     "source_hash",
+    "stats",
     "version",
 ]
