@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <string>
 #include <type_traits>
@@ -27,8 +28,8 @@
 namespace kda::cpu {
 namespace {
 
-constexpr int64_t kTiles[] = {64, 16};  // rows of x
-constexpr int64_t kBlock = 64;          // rows of W
+constexpr int64_t kTiles[] = {64, 16, 4, 1};  // rows of x
+constexpr int64_t kBlock = 64;                // rows of W
 constexpr int64_t kTaskRows = 1024;
 constexpr int64_t kGroupBytes = 512 << 10;  // of blocks that a task keeps in L2
 
@@ -220,7 +221,7 @@ Bytes allocate(int64_t bytes) {
 }
 
 struct BlockMatrix final : PackedMatrix {
-  std::array<Tile, 2> tiles;
+  std::array<Tile, std::size(kTiles)> tiles;
   int tile_count = 0;
   kda_dtype type = KDA_FP32;  // of x and W in the product
   int64_t cols = 0, blocks = 0, block_bytes = 0, scratch_bytes = 0;
@@ -400,16 +401,20 @@ class OneDnnProjection final : public ProjectionBackend {
       const int64_t b0 = task / ranges * group, b1 = std::min(m.blocks, b0 + group);
       const int64_t r0 = task % ranges * kTaskRows, r1 = std::min(tokens, r0 + kTaskRows);
       auto* scratch = static_cast<std::byte*>(call.workspace) + worker * layout.total;
-      // High tiles as long as they are full, then low ones.
+      // High tiles as long as they are full; what is left goes into the lowest that holds it.
       int64_t r = r0;
-      for (int t = 0; t < m.tile_count; ++t) {
-        const bool last = t + 1 == m.tile_count;
+      for (int t = 0; t < m.tile_count && r < r1; ++t) {
         const Tile& tile = m.tiles[static_cast<size_t>(t)];
-        if (r >= r1 || (!last && r1 - r < tile.rows)) continue;
+        const bool last = t + 1 == m.tile_count;
+        const auto fits = [&](int64_t left) {
+          const bool lowest = last || (t > 0 && m.tiles[static_cast<size_t>(t) + 1].rows < left);
+          return left > 0 && (left >= tile.rows || lowest);
+        };
+        if (!fits(r1 - r)) continue;
         Call run(tile);
-        for (; r < r1 && (last || r1 - r >= tile.rows); r += tile.rows) {
-          if (!run_tile(context, m, call, run, layout, r, std::min(tile.rows, r1 - r), tile.rows, b0, b1, scratch))
-            done = false;
+        for (; fits(r1 - r); r += tile.rows) {
+          const int64_t rows = std::min(tile.rows, r1 - r);
+          if (!run_tile(context, m, call, run, layout, r, rows, tile.rows, b0, b1, scratch)) done = false;
         }
       }
     });
