@@ -3,15 +3,14 @@
 //
 // Grid       as many blocks as multiprocessors; block b takes heads b, b + grid, ... of all rows.
 // Warps      one asks for what comes next: rows' rules 32 heads at a time, then states, inputs, windows and taps by
-// bulk
-//            copies, as many heads ahead as the rings hold. Four prepare the token of the next head (q; k; v; beta
-//            and z; a quarter of the decays each) and store the new window. Eight hold the head's 128 state rows in
-//            registers, apply the token and store the state. One takes the norm.
-// Shared     rings of states (192 KB), inputs (10.5 KB each), prepared tokens with o (3 KB each), rules.
+//            bulk copies, as many heads ahead as the rings hold. Four prepare the token of the next head (q; k; v;
+//            beta and z; a quarter of the decays each) and store the new window. Eight hold the head's 128 state
+//            rows in registers, apply the token and store the state. One takes the norm.
+// Shared     rings of states (128 KB of fp32, 160 KB of 16 bits), inputs (10.5 KB each), prepared tokens with o
+//            (3 KB each), rules.
 // Waiting    mbarriers between these warps; no barrier of the block, no waiting between blocks (F28).
 // Hazards    W-5: a head's channels belong to one warp, which has read their window before it stores the new one.
-// V-5: a
-//            state is in shared memory whole before any of it is stored.
+//            V-5: a state is in shared memory whole before any of it is stored.
 // Precision  fp32; roundings to io after conv and after the recurrence, then one at the output (L-7).
 #pragma once
 
@@ -50,7 +49,7 @@ struct RingConfig {
   static constexpr int kParts = 4;
   static constexpr int kThreads = 32 * (kHolders + kParts + 2);
   static constexpr uint32_t kStateBytes = 128 * 128 * sizeof(Pool);
-  static constexpr int kStates = sizeof(Pool) == 4 ? 3 : 5;
+  static constexpr int kStates = sizeof(Pool) == 4 ? 2 : 5;
   static constexpr int kInputs = sizeof(Pool) == 4 ? 2 : 4;
   static constexpr int kTokens = 2;
   struct Shared {

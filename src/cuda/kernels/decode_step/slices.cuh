@@ -2,14 +2,12 @@
 //
 // Grid       x = (head, slice of its value rows), a cluster a head; y, z = sequence.
 // Block      eight warps prepare the token, a part each (0..2 q, k, v; 3 beta and z; 4..7 a quarter of the decays),
-// and hold the
-//            slice's state rows in registers from the first load to the last store.
+//            and hold the slice's state rows in registers from the first load to the last store.
 // Waiting    the row is found while the grid before runs and its state asked of the L2 (as recurrence/early.cuh; here
-// in
-//            registers). One block barrier before the token, one after; slices send each other their sum of squares.
+//            in registers). One block barrier before the token, one after; slices send each other their sum of
+//            squares.
 // Hazards    W-5: a slice sends its sum after it has read the windows, and the first slice stores those of q and k
-// when
-//            it has all sums. V-5 by row.
+//            when it has all sums. V-5 by row.
 // Precision  fp32; roundings to io after conv and after the recurrence, then one at the output (L-7).
 #pragma once
 
