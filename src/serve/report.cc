@@ -183,10 +183,12 @@ std::string Replay::table() const {
                    threads_, threads_ == 1 ? "" : "s", isa_, complete() ? "" : "  INCOMPLETE");
   if (layer_mode()) {
     line("layers",
-         fmt::format("whole KDA layers, {} weights ({} MiB); inputs RMS-normalised with weight 1; everything else of "
-                     "the model left out{}",
-                     options_.checkpoint.empty() ? "seeded" : "the checkpoint's", weight_bytes_ >> 20,
-                     options_.model.tp > 1 ? "; a rank's partial sum added as if whole" : ""));
+         fmt::format(
+             "whole KDA layers, {} weights ({:.1f} MiB); inputs RMS-normalised with weight 1; everything else of "
+             "the model left out{}",
+             options_.checkpoint.empty() ? "seeded" : "the checkpoint's",
+             static_cast<double>(weight_bytes_) / 1048576.0,
+             options_.model.tp > 1 ? "; a rank's partial sum added as if whole" : ""));
   }
   line("requests", fmt::format("{} of {} finished, {} failed", s.finished, s.total, s.failed));
   line("prompt", fmt::format("{} tokens: {} from the cache, {} prefilled", grouped(s.prompt), grouped(s.cached),
