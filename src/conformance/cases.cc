@@ -35,7 +35,9 @@ bool Report::accept(kda_status status, const std::string& message, const kda_pla
 
 bool Report::succeeded(const std::string& what, kda_status status, const std::string& message) {
   if (status == KDA_OK) return true;
-  fault(what + ": " + kda_status_name(status) + ": " + message);
+  // A candidate asked for by name may decline a run's layout, which it sees there first.
+  if (status == KDA_UNSUPPORTED && message.find("layout:") != std::string::npos) refusal_ = message;
+  else fault(what + ": " + kda_status_name(status) + ": " + message);
   return false;
 }
 

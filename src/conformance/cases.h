@@ -52,7 +52,7 @@ class Report {
   bool accept(const Plan& plan) {
     return accept(plan.status(), plan.message(), plan.get());
   }
-  // False, with a fault, unless the call succeeded.
+  // False, with a fault or a refusal of the call's layout, unless the call succeeded.
   bool succeeded(const std::string& what, kda_status status, const std::string& message);
 
   bool passed() const;

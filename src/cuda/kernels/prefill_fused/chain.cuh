@@ -28,6 +28,7 @@ template <int kGroups>
 struct LoadedRing {
   using Plan = ChainShared<kGroups>;
   static constexpr uint32_t kCount = Plan::kStages, kCtas = kChainCtas<kGroups>;
+  static constexpr bool kCheckpoints = false;  // the fused form serves them
   __device__ static void release(uint32_t empty, uint32_t, int lane) {
     if (lane < static_cast<int>(kCtas)) ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(empty, lane));
   }
@@ -103,8 +104,8 @@ __device__ __forceinline__ void move_rows(const Params& p, uint32_t shared, int 
           ptx::mbarrier_wait(ring.outputs(number), ring.parity(number));
           const int count = min(static_cast<int>(ptx::load_shared_u32(ring.count(number))), cursor.most);
           if (count > 0)
-            store_output(load_output(ring.tile(number), lane), p, work, cursor, 32 * warp, index, count,
-                         ring.tile(number), first_row + 16 * warp, lane);
+            store_output(load_output(ring.tile(number), lane), p, work, cursor.out[0] + 32 * warp,
+                         cursor.out[1] + 32 * warp, index, count, ring.tile(number), first_row + 16 * warp, lane);
           __syncwarp();
         }
         if (ahead < cursor.items) {
@@ -113,7 +114,10 @@ __device__ __forceinline__ void move_rows(const Params& p, uint32_t shared, int 
           ptx::copy_async_arrive(ring.values(number));
         }
       }
-      if (index >= 0) step_outputs(cursor);
+      if (index >= 0) {
+        cursor.out[0] += step_bytes(kChunk, cursor.out_step);
+        cursor.out[1] += step_bytes(kChunk, cursor.out_step);
+      }
       cursor.values += step_bytes(kChunk, cursor.value_step);
     }
     first += cursor.items;

@@ -198,6 +198,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
   const int row = static_cast<int>(rank) * kRowsPerCta + 16 * me.warp;
   const uint32_t barriers = shared + Plan::kBarriers;
   const int64_t works = work_count(p);
+  uint32_t number = 0;            // of items so far
   uint32_t slot = 0, parity = 0;  // of the next item's stage
   Traffic traffic(shared, me);
   float state[64];
@@ -210,7 +211,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
     }
     RowScales rows;
     int due = 0x7fffffff;  // items after which a checkpoint is to be stored
-    if (p.checkpoints > 0 && work.checkpoint < 0) due = next_checkpoint(p, work.sequence, work.span.length, 0);
+    if (Ring::kCheckpoints && p.checkpoints > 0 && work.checkpoint < 0)
+      due = next_checkpoint(p, work.sequence, work.span.length, 0);
     traffic.open(p, work, row, me);
     load_state(state, work_source(p, work), work.is_map, row, me);
     ChainItem item;
@@ -232,9 +234,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
       run_item(state, rows, item, p, work, traffic, at, row, me);
       __syncwarp();  // every lane's reads of the stage before the one arrival
       Ring::release(barriers + (Ring::kCount + slot) * 8, slot, me.lane);
-      slot = slot + 1 == Ring::kCount ? 0 : slot + 1;
-      parity ^= slot == 0 ? 1 : 0;
-      if (__builtin_expect(index + 1 == due, 0)) {
+      if constexpr (Ring::kCount == 4) {
+        ++number;
+        slot = number & 3, parity = (number >> 2) & 1;
+      } else {
+        slot = slot + 1 == Ring::kCount ? 0 : slot + 1;
+        parity ^= slot == 0 ? 1 : 0;
+      }
+      if (Ring::kCheckpoints && __builtin_expect(index + 1 == due, 0)) {
 #pragma unroll 1
         for (int c = 0; c < p.checkpoints; ++c)
           if (is_checkpoint_due(p, work, c, due))

@@ -14,10 +14,10 @@ constexpr double kFusedWork = 6.5, kFusedFirst = 2.25;  // and a work's start, l
 constexpr double kStageItem = 2.56, kStageStart = 4;    // an item's preparation, on one SM
 constexpr double kLoneItem = 0.98, kPairItem = 1.2;     // a step of a chain on two SMs, on one
 constexpr double kChainWork = 3, kChainStart = 8;
-constexpr double kMergeStep = 14, kMergeStart = 3;
+constexpr double kMergeStep = 9, kMergeStart = 3;
 // What a chain reads and writes of memory: a step's stage, values and outputs; a work's states. Bytes, a microsecond.
-constexpr double kStepBytes = 55.8e3, kStateBytes = 131e3, kRate = 3.7e6;
-constexpr double kGain = 0.97;  // of the time: what another form must save
+constexpr double kStepBytes = 55.8e3, kStateBytes = 131e3, kRate = 3.9e6;
+constexpr double kGain = 0.97;  // of the fused, uncut form's time: what another must save
 
 int64_t rounds(int64_t works, int64_t room) { return (works + room - 1) / room; }
 
@@ -46,8 +46,9 @@ Form choose_form(const CallFacts& call) {
   int64_t whole = 1;
   while (whole < length) whole *= 2;
   best.microseconds = fused_time(units, items, call.sm_count);
+  double limit = kGain * best.microseconds;
   const auto consider = [&](int segments, bool is_staged, double microseconds) {
-    if (microseconds < kGain * best.microseconds) best = {segments, is_staged, microseconds};
+    if (microseconds < limit) best = {segments, is_staged, microseconds}, limit = microseconds;
   };
   if (call.may_stage) consider(1, true, prepare + chain_time(units, items, call.sm_count));
   for (int segments = 2; call.may_cut && segments <= kMostSegments; ++segments) {

@@ -14,16 +14,16 @@ namespace kda::cuda::prefill_fused {
 struct SharedRing {
   using Plan = Shared;
   static constexpr uint32_t kCount = kStages, kCtas = kClusterSize;
+  static constexpr bool kCheckpoints = true;
   __device__ static void release(uint32_t empty, uint32_t slot, int lane) {
     if (lane == 0) ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(empty, slot % kClusterSize));
   }
 };
 
 // A warp that moves its rows itself: values three items ahead, outputs an item late.
-template <bool kEarly>
 struct OwnTraffic {
-  static constexpr bool kOutputs = true;       // in runs for a state only they are made too, and not stored
-  static constexpr bool kEarlyDecay = kEarly;  // where registers allow
+  static constexpr bool kOutputs = true;      // in runs for a state only they are made too, and not stored
+  static constexpr bool kEarlyDecay = false;  // registers are short, and it gains nothing here
   uint32_t tiles;
   RowCursor cursor;
   StagedOutput last;
@@ -40,8 +40,9 @@ struct OwnTraffic {
     ptx::copy_async_commit();
   }
   __device__ void store(const Params& p, const Work& work, int index, int row, const ConsumerLane& me) {
-    if (index > 0) step_outputs(cursor);
-    store_output(last, p, work, cursor, 0, index, staged, tile(index), row, me.lane);
+    store_output(last, p, work, cursor.out[0], cursor.out[0] + step_bytes(16, cursor.out_step), index, staged,
+                 tile(index), row, me.lane);
+    cursor.out[0] += step_bytes(kChunk, cursor.out_step);  // a second pointer would be one register too many
   }
   __device__ void open(const Params& p, const Work& work, int row, const ConsumerLane& me) {
     cursor = row_cursor(p, work, row, me.lane);

@@ -45,7 +45,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
 
   if (warpgroup == 0) {
     ptx::set_max_registers_up<kConsumerRegisters<C>>();
-    consume<SharedRing, OwnTraffic<C::kDiagonal == Diagonal::kAnchored>>(p, shared, rank);
+    consume<SharedRing, OwnTraffic>(p, shared, rank);
   } else {
     ptx::set_max_registers_down<kProducerRegisters<C>>();
     produce<C>(p);

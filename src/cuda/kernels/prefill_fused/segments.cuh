@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kDim) merge_segments_kernel(const __grid_const
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < kMergeRows; ++r) row[r] = next[r * kDim];
-#pragma unroll 16
+#pragma unroll 64
     for (int k = 0; k < kDim; ++k) {
       const float m = map[k * kDim];
       const float4 a = s_rows[k][0], b = s_rows[k][1];

@@ -159,22 +159,16 @@ __device__ __forceinline__ StagedOutput load_output(uint32_t tile, int lane) {
   return {ptx::load_shared_u4(source), ptx::load_shared_u4(source + 512)};
 }
 
-// The staged outputs of item `index`, tokens below `limit`, to memory at the cursor's outputs, `shift` bytes on.
+// The staged outputs of item `index`, tokens below `limit`, to memory: this lane's two pieces.
 __device__ __forceinline__ void store_output(const StagedOutput& staged, const Params& p, const Work& work,
-                                             const RowCursor& rows, int shift, int index, int limit, uint32_t tile,
-                                             int row, int lane) {
+                                             char* first, char* second, int index, int limit, uint32_t tile, int row,
+                                             int lane) {
   if (__builtin_expect(p.out_row_of.data == nullptr, 1)) {
-    if ((lane >> 1) < limit) *reinterpret_cast<uint4*>(rows.out[0] + shift) = staged.x;
-    if ((lane >> 1) + 16 < limit) *reinterpret_cast<uint4*>(rows.out[1] + shift) = staged.y;
+    if ((lane >> 1) < limit) *reinterpret_cast<uint4*>(first) = staged.x;
+    if ((lane >> 1) + 16 < limit) *reinterpret_cast<uint4*>(second) = staged.y;
   } else {
     store_listed_rows(p, work, static_cast<int64_t>(index) * kChunk, limit, tile, row, lane);
   }
-}
-
-// To the next item's outputs. Just before they are stored: a store holds its address registers for long.
-__device__ __forceinline__ void step_outputs(RowCursor& rows) {
-  rows.out[0] += step_bytes(kChunk, rows.out_step);
-  rows.out[1] += step_bytes(kChunk, rows.out_step);
 }
 
 __device__ inline void clear_output(const Params& p, const Work& work, int row, const ConsumerLane& me) {
