@@ -153,22 +153,35 @@ class Context {
   std::unique_ptr<kda_context, Free> handle_;
 };
 
-// Aligned host memory for one run at a time.
+// Aligned memory for one run at a time.
 class Workspace {
  public:
   Workspace() = default;
+  // Host memory: of CPU plans.
   explicit Workspace(size_t bytes) : bytes_(bytes) {
     if (bytes == 0) return;
     const size_t rounded = (bytes + KDA_WORKSPACE_ALIGNMENT - 1) / KDA_WORKSPACE_ALIGNMENT * KDA_WORKSPACE_ALIGNMENT;
     data_.reset(std::aligned_alloc(KDA_WORKSPACE_ALIGNMENT, rounded));
     if (!data_) throw std::bad_alloc();
   }
+  // Memory of the context's device. The context outlives it.
+  Workspace(const Context& context, size_t bytes) : data_(nullptr, Free(context.get())), bytes_(bytes) {
+    void* memory = nullptr;
+    check(kda_memory_allocate(context.get(), KDA_MEMORY_DEVICE, bytes, &memory));
+    data_.reset(memory);
+  }
   kda_workspace get() const noexcept { return {data_.get(), bytes_}; }
   size_t bytes() const noexcept { return bytes_; }
 
  private:
   struct Free {
-    void operator()(void* p) const noexcept { std::free(p); }
+    Free() noexcept : context(nullptr) {}
+    explicit Free(const kda_context* c) noexcept : context(c) {}
+    const kda_context* context;
+    void operator()(void* p) const noexcept {
+      if (context == nullptr) std::free(p);
+      else static_cast<void>(kda_memory_free(context, KDA_MEMORY_DEVICE, p));
+    }
   };
   std::unique_ptr<void, Free> data_;
   size_t bytes_ = 0;
@@ -228,7 +241,8 @@ class Plan {
     check(kda_plan_workspace_size(get(), &bytes));
     return bytes;
   }
-  Workspace make_workspace() const { return Workspace(workspace_size()); }
+  Workspace make_workspace() const { return Workspace(workspace_size()); }  // of a CPU plan
+  Workspace make_workspace(const Context& c) const { return Workspace(c, workspace_size()); }  // on the context's device
   std::string backend() const { return kda_plan_backend(get()); }
   std::string isa() const { return kda_plan_isa(get()); }
   // Candidates passed over before the chosen one.

@@ -17,6 +17,9 @@ using kda::capi::guard;
 namespace {
 
 Status fill_cpu(const kda_context_options& options, kda_context& context) {
+  if (options.device.index != 0) {
+    return kda::invalid_argument("device.index: wanted 0, the CPU is one device, got ", options.device.index);
+  }
   auto isa = kda::cpu::choose_isa();
   if (!isa.ok()) return isa.status();
   context.isa = kda::cpu::isa_name(isa.value());

@@ -1,5 +1,6 @@
 #include "core/select.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +12,7 @@
 namespace kda {
 namespace {
 
-constexpr std::array<const char*, 4> kNames = {"auto", "portable", "fused", "reference"};
+constexpr std::array<std::string_view, 4> kNames = {"auto", "portable", "fused", "reference"};
 
 struct Alias {
   kda_operator op;
@@ -23,6 +24,32 @@ constexpr Alias kAliases[] = {
     {KDA_OP_DECODE, "triton", "portable"},      {KDA_OP_DECODE, "native", "fused"},
     {KDA_OP_DECODE_STEP, "triton", "portable"}, {KDA_OP_DECODE_STEP, "native", "fused"},
 };
+
+// What KDA_DISABLE holds, read once.
+const std::vector<std::string>& disabled_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> found;
+    const char* value = std::getenv("KDA_DISABLE");
+    const std::string list = value != nullptr ? value : "";
+    for (size_t begin = 0; begin < list.size();) {
+      const size_t end = std::min(list.find(',', begin), list.size());
+      if (end > begin) found.push_back(list.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    return found;
+  }();
+  return names;
+}
+
+Status check_disabled_names() {
+  for (const std::string& name : disabled_names()) {
+    const bool known = std::find(kNames.begin() + 1, kNames.end(), name) != kNames.end();  // all but auto
+    if (!known) {
+      return invalid_argument("KDA_DISABLE: wanted names out of portable, fused, reference, got \"", name, "\"");
+    }
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -44,8 +71,8 @@ const char* operator_name(kda_operator op) {
 }
 
 Result<std::string> parse_backend_name(kda_operator op, const char* name, const char* where) {
-  for (const char* known : kNames) {
-    if (std::strcmp(name, known) == 0) return std::string(known);
+  for (const std::string_view known : kNames) {
+    if (name == known) return std::string(known);
   }
   std::string aliases;
   for (const Alias& alias : kAliases) {
@@ -58,6 +85,7 @@ Result<std::string> parse_backend_name(kda_operator op, const char* name, const 
 }
 
 Result<BackendRequest> requested_backend(kda_operator op, const char* plan_field, const char* environment_variable) {
+  KDA_RETURN_IF_ERROR(check_disabled_names());
   std::string plan = "auto", environment = "auto";
   if (plan_field != nullptr) {
     auto parsed = parse_backend_name(op, plan_field, "plan field");
@@ -81,17 +109,8 @@ Result<BackendRequest> requested_backend(kda_operator op, const char* plan_field
 }
 
 bool backend_disabled(std::string_view name) {
-  static const std::string list = [] {
-    const char* v = std::getenv("KDA_DISABLE");
-    return std::string(v ? v : "");
-  }();
-  size_t begin = 0;
-  while (begin < list.size()) {
-    const size_t end = std::min(list.find(',', begin), list.size());
-    if (std::string_view(list).substr(begin, end - begin) == name) return true;
-    begin = end + 1;
-  }
-  return false;
+  const std::vector<std::string>& list = disabled_names();
+  return std::find(list.begin(), list.end(), name) != list.end();
 }
 
 std::string list_refusals(const std::vector<Refused>& refused) {
@@ -99,7 +118,7 @@ std::string list_refusals(const std::vector<Refused>& refused) {
   for (const Refused& r : refused) {
     std::string reasons = r.reasons;
     for (size_t at = 0; (at = reasons.find('\n', at)) != std::string::npos;) reasons.replace(at, 1, "; ");
-    text += str_cat("\n  ", r.candidate, ": ", reasons);
+    text += str_cat("\n  ", r.candidate, " (", device_name(r.device), "): ", reasons);
   }
   return text.empty() ? std::string(" (there is no such candidate)") : text;
 }

@@ -14,6 +14,7 @@ namespace kda {
 struct Refused {
   std::string candidate;
   std::string reasons;  // one "gate: wanted ..., got ..." a line
+  kda_device_type device = KDA_CPU;  // where it runs: candidates of two devices may bear one name
 };
 
 // "triton" -> "portable" and so on; INVALID_ARGUMENT that quotes an unknown name and lists the known ones.
@@ -32,7 +33,8 @@ struct BackendRequest {
 // The request after R-7: plan field, then environment, then auto. Logs once when the plan overrides.
 Result<BackendRequest> requested_backend(kda_operator op, const char* plan_field, const char* environment_variable);
 
-// Names in KDA_DISABLE; read once, at the first plan creation (spec R-15).
+// Names in KDA_DISABLE; read once, at the first plan creation (spec R-15). A name that is no candidate's makes every plan
+// creation INVALID_ARGUMENT: it would disable nothing, unseen.
 bool backend_disabled(std::string_view name);
 
 // Logs a choice once per distinct text: which candidate, why, how to go back, what was passed over (spec R-16).
@@ -83,7 +85,7 @@ Result<Choice<Op>> select(const Context& context, const typename Op::Desc& desc,
       choice.candidate = candidate;
       return choice;
     }
-    choice.refused.push_back({std::string(candidate->name()), r.text()});
+    choice.refused.push_back({std::string(candidate->name()), r.text(), candidate->device()});
   }
   const char* asked = request == "auto" ? "auto found no candidate" : "the named backend was refused";
   return unsupported(operator_name(Op::kOp), ": backend '", request, "': ", asked, list_refusals(choice.refused));

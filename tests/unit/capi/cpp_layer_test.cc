@@ -35,6 +35,21 @@ TEST(CppLayer, ViewsOfTooManyDimensionsAreRefused) {
   EXPECT_EQ(status_of([&] { (void)strided(&x, KDA_FP32, {1, 1}, {1}); }), KDA_INVALID_ARGUMENT);
 }
 
+TEST(CppLayer, G11_WorkspacesInTheMemoryOfAContextsDevice) {
+  const Context context(1);
+  auto d = make<kda_gated_norm_desc>();
+  d.num_value_heads = 2;
+  d.value_dim = 8;
+  d.max_tokens = 4;
+  const Plan plan(context, d);
+  const Workspace workspace = plan.make_workspace(context), some(context, 1000), none(context, 0);
+  EXPECT_EQ(workspace.bytes(), plan.workspace_size());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(some.get().data) % KDA_WORKSPACE_ALIGNMENT, 0u);
+  EXPECT_EQ(some.get().bytes, 1000u);
+  EXPECT_EQ(none.get().data, nullptr);
+  EXPECT_EQ(status_of([&] { (void)Workspace(context, size_t{1} << 62); }), KDA_OUT_OF_MEMORY);
+}
+
 TEST(CppLayer, K11_PoolsAndCopySetsOwnTheirHandles) {
   Context context(1);
   auto desc = make<kda_state_pool_desc>();

@@ -29,6 +29,15 @@ TEST(DeviceMemory, G04_AllocatesAlignedAndCopies) {
   EXPECT_EQ(kda_memory_free(cpu_context(), KDA_MEMORY_HOST, nullptr), KDA_OK);
 }
 
+TEST(DeviceContext, G06_TheCpuIsOneDevice) {
+  auto options = sized<kda_context_options>();
+  options.device = {KDA_CPU, 5};
+  kda_context* context = nullptr;
+  EXPECT_EQ(kda_context_create(&options, &context), KDA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(kda_last_error()).find("device.index: wanted 0"), std::string::npos) << kda_last_error();
+  EXPECT_EQ(context, nullptr);
+}
+
 TEST(DeviceMemory, G04_SaysWhatIsMissing) {
   void* p = nullptr;
   EXPECT_EQ(kda_memory_allocate(cpu_context(), KDA_MEMORY_DEVICE, SIZE_MAX, &p), KDA_OUT_OF_MEMORY);

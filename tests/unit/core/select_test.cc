@@ -170,11 +170,31 @@ TEST_F(Resolver, R07_EnvironmentCountsUnlessThePlanNames) {
   EXPECT_EQ(plan("fused").status().code(), KDA_INVALID_ARGUMENT);
 }
 
+// A name that would disable nothing is not passed over.
+TEST_F(Resolver, R15_R07_UnknownNamesInTheListAreRefused) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto child = [this] {
+    setenv("KDA_DISABLE", "fused,fusd", 1);
+    const Status s = plan("auto").status();
+    std::exit(s.code() == KDA_INVALID_ARGUMENT && s.message().find("\"fusd\"") != std::string::npos ? 0 : 1);
+  };
+  EXPECT_EXIT(child(), testing::ExitedWithCode(0), "");
+}
+
+// Two candidates may bear one name.
+TEST_F(Resolver, R16_MessagesNameTheDeviceOfACandidate) {
+  context_.device = {KDA_CUDA, 1};
+  cuda_ = Stub{"portable", KDA_CUDA, {true, false, true, -1e30, false}};
+  const std::string message = plan("portable").status().message();
+  EXPECT_NE(message.find("portable (cuda): "), std::string::npos) << message;
+  EXPECT_NE(message.find("portable (cpu): device_type"), std::string::npos) << message;
+}
+
 // The variable is read once a process, so a process of its own looks at it.
 TEST_F(Resolver, R15_DisabledCandidatesAreRefusedNotReplaced) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto child = [this] {
-    setenv("KDA_DISABLE", "other,fused", 1);
+    setenv("KDA_DISABLE", ",fused", 1);
     const Status s = plan("fused").status();
     const bool refused = s.code() == KDA_UNSUPPORTED && s.message().find("disabled") != std::string::npos;
     const bool passed_over = chosen("auto") == "portable" && chosen("portable") == "portable";
@@ -253,9 +273,9 @@ TEST_F(ChoiceLog, R16_TheChoiceNamesCandidateReasonAndTheWayBack) {
     EXPECT_NE(text_.find(part), std::string::npos) << part << " in " << text_;
   }
   text_.clear();
-  log_choice(KDA_OP_DECODE, "portable", {"portable", "KDA_DECODE_BACKEND"}, {{"fused", "disabled: wanted x, got y"}});
+  log_choice(KDA_OP_DECODE, "portable", {"portable", "KDA_DECODE_BACKEND"}, {{"fused", "disabled: wanted x, got y", KDA_CUDA}});
   for (const char* part :
-       {"decode: chose portable", "named by KDA_DECODE_BACKEND", "passed over:", "fused: disabled"}) {
+       {"decode: chose portable", "named by KDA_DECODE_BACKEND", "passed over:", "fused (cuda): disabled"}) {
     EXPECT_NE(text_.find(part), std::string::npos) << part << " in " << text_;
   }
   EXPECT_EQ(text_.find("to go back"), std::string::npos) << text_;
@@ -271,7 +291,7 @@ TEST_F(ChoiceLog, R16_PlanCreationLogsItsChoiceOnce) {
   ASSERT_TRUE(plan("flashkda").ok());
   EXPECT_EQ(text_,
             "prefill: chose fused (named by the plan; to go back: backend 'portable' or "
-            "KDA_PREFILL_BACKEND=portable); passed over:\n  fused: lower_bound: wanted -0.123, got -5\n");
+            "KDA_PREFILL_BACKEND=portable); passed over:\n  fused (cuda): lower_bound: wanted -0.123, got -5\n");
   text_.clear();
   ASSERT_TRUE(plan("flashkda").ok());
   EXPECT_EQ(text_, "");
