@@ -67,8 +67,8 @@ KDA_API kda_status kda_prefill_run(const kda_plan* plan, const kda_prefill_args*
 /* ---- Segment maps for context parallelism (spec S-9) -------------------------------------------- */
 
 /* segment_summary: each sequence's map St_out = St_in*M + B as fp32 [N, HV, V+K, K]: rows 0..V-1 = B,
- * V..V+K-1 = M (row = input channel). Uses attention, bounds, flags of the description; states and checkpoint
- * fields are ignored. An empty sequence gives (I, 0). */
+ * V..V+K-1 = M (row = input channel). Uses attention, bounds, flags of the description and k, v and gate of its
+ * example; states and checkpoint fields are ignored. An empty sequence gives (I, 0). */
 typedef struct kda_segment_summary_args {
   size_t struct_size;
   kda_tensor q, k, v, gate, beta, A_log, dt_bias; /* as prefill; q is not read and may be absent */

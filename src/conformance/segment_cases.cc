@@ -67,6 +67,9 @@ bool summarise(const Choice& c, const Problem& p, const TokenRows& rows, const c
   a.sequences = rows.view();
   a.summary = summary;
   (void)c;
+  kda_prefill_args example = sized<kda_prefill_args>();
+  example.k = a.k, example.v = a.v, example.gate = a.gate;
+  d.example = &example;
   Plan plan = make_summary_plan(d, context);
   if (std::string(backend) != "reference" && !report.accept(plan)) return false;
   return report.succeeded("summary by " + std::string(backend), plan.run(a), plan.message());

@@ -140,7 +140,9 @@ void check_segment_summary(const PrefillCapability& c, const kda_prefill_desc& d
   ours.max_checkpoints = 0;
   ours.attention.out_dtype = d.attention.io_dtype;
   ours.attention.state_dtype = KDA_FP32;
-  ours.example = nullptr;
+  kda_prefill_args inputs{};
+  if (d.example != nullptr) inputs.k = d.example->k, inputs.v = d.example->v, inputs.gate = d.example->gate;
+  ours.example = &inputs;
   check_prefill(c, ours, context, r);
 }
 
