@@ -121,7 +121,9 @@ Status StatePool::fold(const kda_state_columns& from, int64_t destination) {
   KDA_RETURN_IF_ERROR(check_owned("destination", destination));
   const int32_t offset = from.accepted - 1;
   const int64_t source = from.pages[offset];
-  for (int32_t layer = 0; layer < desc_.num_layers; ++layer) {
+  const bool whole = offset == 0 && source != destination;  // all layers at once: the page as it is
+  if (whole) KDA_RETURN_IF_ERROR(copy(layer_of(destination, 0), layer_of(source, 0), layout_.page_bytes));
+  for (int32_t layer = 0; !whole && layer < desc_.num_layers; ++layer) {
     char* to = layer_of(destination, layer);
     if (source != destination) KDA_RETURN_IF_ERROR(copy(to, layer_of(source, layer), layout_.state_bytes));
     if (desc_.conv_channels > 0 && (from.pages[0] != destination || offset != 0)) {

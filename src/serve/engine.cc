@@ -197,6 +197,23 @@ Status Engine::resume(Request& request) {
 
 // ---- Completion ----------------------------------------------------------------------------------
 
+// The rows of the prompts that the next step will most likely take: the longest part of its preparation.
+void Engine::device_works() {
+  int64_t tokens = 0;
+  const auto look = [&](Request& r, int64_t first) {
+    builder_.look_ahead(r, first);
+    tokens += r.trace.input_length - first;
+    return tokens < options_.limits.max_batch_tokens;
+  };
+  for (const StepRow& row : step_.chunk) {
+    const int64_t next = row.request->prefilled + row.length;
+    if (next < row.request->trace.input_length && !look(*row.request, next)) return;
+  }
+  for (Request* r : scheduler_.queue()) {
+    if (!look(*r, 0)) return;
+  }
+}
+
 void Engine::layer_done(const Step& step, int32_t layer, const char* rows) {
   const int64_t row_bytes = model_.out_size() * static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
   for (const auto* group : {&step.recurrent, &step.chunk}) {
@@ -287,6 +304,7 @@ void Engine::advance_chunk(const StepRow& row, double now) {
   r.fresh = false;
   stats_.prefilled += row.length;
   if (r.prefilled == r.trace.input_length) {
+    r.ahead = {};
     if (options_.hidden && r.capture) {
       const Status read = read_prompt_end(r);
       if (fault_.ok() && !read.ok()) fault_ = read;
@@ -405,7 +423,7 @@ void Engine::let_go(Request& r) {
   r.seat = -1;
   r.num_pages = 0;
   --stats_.used_slots;
-  if (!r.swapped) r.keys = {};
+  if (!r.swapped) r.keys = {}, r.ahead = {};
 }
 
 void Engine::update_stats() {

@@ -16,6 +16,8 @@ class LayerObserver {
   virtual ~LayerObserver() = default;
   // Whether a row's results will be looked at: on a device only those come to the host.
   virtual bool wants(const StepRow& row) const = 0;
+  // A device has all of the step's work and nothing is waited for yet: what the next step needs can be made ready.
+  virtual void device_works() {}
   // rows: [step.tokens, HV * V] in the io dtype, dense, in host memory; those that are not wanted are unspecified.
   virtual void layer_done(const Step& step, int32_t layer, const char* rows) = 0;
   // Layer mode: what went into the layer and what came out, [step.tokens, D] in the io dtype, dense, in host memory.

@@ -288,6 +288,7 @@ Status LayerExecutor::run(const Step& step, LayerObserver& observer) {
     if (device_.is_host()) KDA_SERVE_TRY(show(step, layers_[n], number, observer));
   }
   if (!device_.is_host()) {
+    observer.device_works();
     KDA_SERVE_TRY(device_.synchronize());
     for (size_t n = 0; n < layers_.size(); ++n) {
       KDA_SERVE_TRY(show(step, layers_[n], static_cast<int32_t>(n), observer));

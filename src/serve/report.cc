@@ -50,6 +50,18 @@ std::string grouped_rate(int64_t tokens, double seconds) { return grouped(std::l
 
 const char* family_name(kda_gate_family family) { return family == KDA_GATE_BOUNDED ? "bounded" : "softplus"; }
 
+Json device_use_json(const DeviceUse& u, double wall_s) {
+  return {{"steps", u.steps},
+          {"busy_s", u.busy_s},
+          {"gpu_busy", wall_s > 0 ? u.busy_s / wall_s : 0},
+          {"wait_s", u.wait_s},
+          {"median_wait_us", 1e6 * u.median_wait_s},
+          {"longest_wait_us", 1e6 * u.longest_wait_s},
+          {"longest_wait_step", u.longest_wait_step},
+          {"starved_steps", u.starved_steps},
+          {"starved_wait_s", u.starved_wait_s}};
+}
+
 Json config_json(const ReplayOptions& o, const Model& m, const Trace& trace, int threads, int64_t page_bytes) {
   return {{"trace", o.trace},
           {"format", trace.format},
@@ -145,6 +157,8 @@ Json Replay::report() const {
                {"prefill_tokens_per_s", rate(s.prefilled, s.wall_s)},
                {"decode_tokens_per_s", rate(s.decoded, s.wall_s)},
                {"total_tokens_per_s", rate(s.prefilled + s.decoded, s.wall_s)}};
+  const bool has_spans = timeline_ != nullptr && !device_->is_host();
+  j["device_use"] = has_spans ? device_use_json(timeline_->device_use(), s.wall_s) : Json(nullptr);
   j["latency"] = {{"ttft_from", options_.pace == "trace" ? "arrival" : "admission"},
                   {"ttft_ms", latency_json(s.ttft_ms)},
                   {"tpot_ms", latency_json(s.tpot_ms)}};

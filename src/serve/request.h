@@ -51,6 +51,9 @@ struct Request {
   std::array<int64_t, KDA_MAX_VERIFY> pages{};
   int32_t num_pages = 0;
 
+  // Table rows of prompt tokens [ahead_first, ...) that were looked up while a device worked.
+  std::vector<uint32_t> ahead;
+  int64_t ahead_first = 0;
   std::vector<PrefixKey> keys;  // of its full prompt blocks, while it runs
   std::vector<char> payload;
   Digest digest;

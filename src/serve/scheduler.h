@@ -43,6 +43,7 @@ class Scheduler {
 
   const std::vector<Request*>& running() const { return running_; }
   int64_t waiting() const { return static_cast<int64_t>(waiting_.size() + swapped_.size()); }
+  const std::deque<Request*>& queue() const { return waiting_; }  // that never ran, in order
   bool idle() const { return running_.empty() && waiting() == 0; }
 
  private:

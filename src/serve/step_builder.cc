@@ -1,5 +1,6 @@
 #include "serve/step_builder.h"
 
+#include <algorithm>
 #include <span>
 
 namespace kda::serve {
@@ -51,9 +52,25 @@ void StepBuilder::add_recurrent(Step& step, StepRow& row) {
   }
 }
 
+void StepBuilder::prompt_rows(const Request& r, std::span<uint32_t> rows) const {
+  const int64_t at = r.prefilled - r.ahead_first, ready = static_cast<int64_t>(r.ahead.size()) - at;
+  const int64_t copied = at >= 0 ? std::clamp<int64_t>(ready, 0, static_cast<int64_t>(rows.size())) : 0;
+  std::copy_n(r.ahead.data() + (copied > 0 ? at : 0), copied, rows.data());
+  if (copied == static_cast<int64_t>(rows.size())) return;
+  content_.prompt_rows(r.owner, r.prefilled + copied, rows.subspan(static_cast<size_t>(copied)));
+}
+
+void StepBuilder::look_ahead(Request& r, int64_t first) const {
+  const int64_t count = std::min(r.trace.input_length - first, options_.max_batch_tokens + kBlockTokens);
+  if (count <= 0 || (first == r.ahead_first && static_cast<int64_t>(r.ahead.size()) >= count)) return;
+  r.ahead.resize(static_cast<size_t>(count));
+  r.ahead_first = first;
+  content_.prompt_rows(r.owner, first, r.ahead);
+}
+
 void StepBuilder::add_chunk(Step& step, StepRow& row, size_t n) {
   const Request& r = *row.request;
-  content_.prompt_rows(r.owner, r.prefilled, {step.content.data() + row.begin, static_cast<size_t>(row.length)});
+  prompt_rows(*row.request, {step.content.data() + row.begin, static_cast<size_t>(row.length)});
   const bool completes = r.prefilled + row.length == r.trace.input_length;
   row.outputs = completes && r.trace.output_length > 0 ? 1 : 0;
   row.first_output = row.length - row.outputs;

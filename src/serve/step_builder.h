@@ -1,6 +1,8 @@
 // Turns a planned step into the tables that the operators read, and into the content of its token rows.
 #pragma once
 
+#include <span>
+
 #include "serve/content.h"
 #include "serve/prefix_cache.h"
 #include "serve/step.h"
@@ -31,8 +33,11 @@ class StepBuilder {
   // Gives the step's tables their capacity: later builds allocate nothing.
   void reserve(Step& step) const;
   void build(Step& step);
+  // Looks up the table rows of a request's prompt from token `first` on, as many as a step may take.
+  void look_ahead(Request& request, int64_t first) const;
 
  private:
+  void prompt_rows(const Request& request, std::span<uint32_t> rows) const;
   void add_recurrent(Step& step, StepRow& row);
   void add_chunk(Step& step, StepRow& row, size_t n);
 

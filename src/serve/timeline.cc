@@ -2,9 +2,41 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
 #include <iterator>
 
 namespace kda::serve {
+
+DeviceUse Timeline::device_use() const {
+  DeviceUse use;
+  std::vector<double> waits;
+  double end = -1;  // of the last operator; spans lie in the order in which they ran
+  for (size_t i = 0; i < spans_.size();) {
+    const int64_t step = spans_[i].step;
+    double busy = 0, wait = 0;
+    bool any = false;
+    for (; i < spans_.size() && spans_[i].step == step; ++i) {
+      const Span& s = spans_[i];
+      if (std::strcmp(s.name, "step") == 0) continue;  // the host's
+      if (end >= 0) wait += std::max(0.0, s.begin_s - end);
+      busy += s.end_s - s.begin_s;
+      end = s.end_s;
+      any = true;
+    }
+    if (!any) continue;
+    ++use.steps;
+    use.busy_s += busy;
+    use.wait_s += wait;
+    waits.push_back(wait);
+    if (wait > use.longest_wait_s) use.longest_wait_s = wait, use.longest_wait_step = step;
+    if (wait > busy) ++use.starved_steps, use.starved_wait_s += wait;
+  }
+  if (waits.empty()) return use;
+  std::nth_element(waits.begin(), waits.begin() + static_cast<std::ptrdiff_t>(waits.size() / 2), waits.end());
+  use.median_wait_s = waits[waits.size() / 2];
+  return use;
+}
 
 std::string Timeline::to_json() const {
   fmt::memory_buffer out;

@@ -75,6 +75,8 @@ class FakeExecutor : public Executor {
       }
     }
     steps.push_back(step.tokens);
+    contents.push_back(step.content);
+    if (looks_ahead) observer.device_works();
     if (step.number == failing_step) return error(KDA_DEVICE_ERROR, "injected");
     rows_.assign(static_cast<size_t>(step.tokens) * 2, 0.0f);
     observer.layer_done(step, 0, reinterpret_cast<const char*>(rows_.data()));
@@ -88,6 +90,8 @@ class FakeExecutor : public Executor {
   int64_t failing_step = -1;
   int64_t checkpoints = 0;
   std::vector<int64_t> steps;
+  bool looks_ahead = false;  // as on a device
+  std::vector<std::vector<uint32_t>> contents;
 
  private:
   kda_tensor state_{};
@@ -161,6 +165,18 @@ TEST(Engine, DraftsCountApart) {
   EXPECT_GT(s.drafted, s.accepted);
   EXPECT_GT(s.accepted, 0);
   EXPECT_LT(s.steps, 49);
+}
+
+// Rows that were looked up while the device worked are the rows that are looked up in time.
+TEST(Engine, LookingAheadChangesNoToken) {
+  const Trace trace = make_trace({{3000, 5}, {600, 1}, {5000, 3}, {65, 2}, {2600, 0}, {1, 4}}, true);
+  EngineOptions options = limits(1024, 4, 4);
+  options.preempt = 0.05;
+  Bench plain(options, trace, 8), ahead(options, trace, 8);
+  ahead.executor->looks_ahead = true;
+  EXPECT_EQ(plain.run().finished, 6);
+  EXPECT_EQ(ahead.run().finished, 6);
+  EXPECT_EQ(ahead.executor->contents, plain.executor->contents);
 }
 
 TEST(FieldCases, F45_MoreRequestsThanSlotsWait) {

@@ -175,6 +175,27 @@ TEST(Verify, ChoosesBySeed) {
   EXPECT_EQ(choose_verified(trace, 1000, 1).size(), 100u);
 }
 
+TEST(Timeline, TellsHowADeviceWasUsed) {
+  Timeline t{Clock()};
+  const auto op = [&](double begin, double end, int64_t step) { t.add({"prefill", begin, end, step, 0, 1, 1}); };
+  op(1.0, 1.5, 0);
+  op(1.6, 2.0, 0);  // a wait of 0.1 s within the step
+  t.add({"step", 0.9, 2.1, 0, -1, 1, 1});
+  op(2.25, 2.5, 1);  // 0.25 s between steps, as long as the step itself
+  t.add({"step", 2.2, 2.6, 1, -1, 1, 1});
+  op(4.5, 5.0, 2);  // 2 s for 0.5 s of work
+  const DeviceUse use = t.device_use();
+  EXPECT_EQ(use.steps, 3);
+  EXPECT_NEAR(use.busy_s, 1.65, 1e-12);
+  EXPECT_NEAR(use.wait_s, 2.35, 1e-12);
+  EXPECT_NEAR(use.median_wait_s, 0.25, 1e-12);
+  EXPECT_NEAR(use.longest_wait_s, 2, 1e-12);
+  EXPECT_EQ(use.longest_wait_step, 2);
+  EXPECT_EQ(use.starved_steps, 1);
+  EXPECT_NEAR(use.starved_wait_s, 2, 1e-12);
+  EXPECT_EQ(Timeline{Clock()}.device_use().steps, 0);
+}
+
 TEST(Timeline, IsAChromeTrace) {
   Timeline t{Clock()};
   t.add({"prefill", 0.5, 0.75, 3, 0, 128, 2});
