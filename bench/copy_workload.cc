@@ -64,7 +64,7 @@ void make_pool(const CopyShape& s, const Setting& setting, Memory& m) {
   const auto size = static_cast<int64_t>(kda_dtype_size(s.state));
   m.row_bytes = payload * size, m.stride_bytes = stride * size;
   // As many rows as exceed the caches; on the CPU at most about a gibibyte of pool.
-  const int64_t wanted = std::max<int64_t>(2 * s.rows, (int64_t{320} << 20) / m.row_bytes + s.rows);
+  const int64_t wanted = std::max<int64_t>(2 * s.rows, setting.cold_bytes / m.row_bytes + s.rows);
   const int64_t most = setting.on_device() ? wanted : (int64_t{1} << 30) / m.stride_bytes;
   const int64_t rows = std::max(s.rows, std::min(wanted, most));
   kda_tensor pool = m.arena.random(s.state, {rows, stride});

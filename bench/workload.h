@@ -25,7 +25,7 @@ struct Workload {
   std::string backend, isa;                                     // who runs
   std::vector<Variant> variants;
   std::vector<Ratio> ratios;
-  int64_t tokens = 0;  // of one run of the first variant; 0: not counted
+  int64_t tokens = 0;              // of one run of the first variant; 0: not counted
   std::vector<std::string> notes;  // what is not there
 };
 
@@ -36,13 +36,15 @@ struct Setting {
   std::string backend = "auto";
   kda_device device{KDA_CPU, 0};
 
+  // What calls rotate over on a device: several times its caches.
+  int64_t cold_bytes = int64_t{320} << 20;
+
   bool on_device() const { return device.type != KDA_CPU; }
-  // Sets of arguments that calls go through in turn, of so many bytes each: enough of them that none is in a cache.
-  // The CPU is measured as a server's step finds it, with the same tokens again.
+  // Sets of arguments that calls go through in turn, of so many bytes each. The CPU is measured as a server's step
+  // finds it, with the same tokens again.
   int64_t sets(int64_t bytes) const {
-    return on_device() ? std::max<int64_t>(2, kColdBytes / std::max<int64_t>(1, bytes) + 1) : 1;
+    return on_device() ? std::max<int64_t>(2, cold_bytes / std::max<int64_t>(1, bytes) + 1) : 1;
   }
-  static constexpr int64_t kColdBytes = int64_t{320} << 20;
 };
 
 // 256 MiB copied by the device's memcpy and by a kernel: the larger rate is what floors are counted in.

@@ -30,25 +30,6 @@ void expect_as_on_the_cpu(const kda_metadata_desc& desc, const StepInput& s, boo
   }
 }
 
-StepInput random_step(std::mt19937_64& random, int64_t n, int32_t width, int64_t longest) {
-  const auto below = [&](int64_t x) { return static_cast<int64_t>(random() % static_cast<uint64_t>(x)); };
-  Ints lengths;
-  for (int64_t i = 0; i < n; ++i) {
-    lengths.push_back(below(8) == 0 ? 0 : below(5) == 0 ? 1 + below(longest) : 1 + below(width));
-  }
-  StepInput s = StepInput::of(lengths, width);
-  for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-    s.computed[i] = below(6) == 0 ? 0 : 1 + below(5000);
-    s.prefilling[i] = below(6) == 0;
-    s.drafts.push_back(below(3) == 0 ? -1 : below(width));
-    s.accepted.push_back(below(width + 2));
-  }
-  s.offset = below(2) == 0 ? KDA_INT32 : KDA_INT64;
-  s.slot = below(2) == 0 ? KDA_INT32 : KDA_INT64;
-  s.slot_stride = width + below(3);
-  return s;
-}
-
 TEST(MetadataDevice, M18_M30_LargeStepsEqualTheDefinition) {
   std::mt19937_64 random(18);
   for (const int64_t n : {1, 31, 64, 65, 511, 512, 513, 1000, 4096, 32768, 70000}) {

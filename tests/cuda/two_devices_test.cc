@@ -15,7 +15,7 @@ class Device {
  public:
   explicit Device(int32_t index)
       : context_(options(index)),
-        setting_{context_, bench::Workers(context_), "auto", {KDA_CUDA, index}},
+        setting_{context_, bench::Workers(context_), "auto", {KDA_CUDA, index}, 0},
         arena_(setting_),
         pool_(context_, pool_desc()) {
     check(kda_stream_create(context_.get(), &stream_));

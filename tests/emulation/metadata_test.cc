@@ -46,31 +46,12 @@ void check_build(const kda_metadata_desc& desc, const StepInput& s, int64_t bloc
   }
 }
 
-StepInput random_step(std::mt19937_64& random, int64_t n, int32_t width) {
-  const auto below = [&](int64_t x) { return static_cast<int64_t>(random() % static_cast<uint64_t>(x)); };
-  Ints lengths;
-  for (int64_t i = 0; i < n; ++i) {
-    lengths.push_back(below(8) == 0 ? 0 : below(5) == 0 ? 1 + below(90) : 1 + below(width));
-  }
-  StepInput s = StepInput::of(lengths, width);
-  for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-    s.computed[i] = below(6) == 0 ? 0 : 1 + below(5000);
-    s.prefilling[i] = below(6) == 0;
-    s.drafts.push_back(below(3) == 0 ? -1 : below(width));
-    s.accepted.push_back(below(width + 2));
-  }
-  s.offset = below(2) == 0 ? KDA_INT32 : KDA_INT64;
-  s.slot = below(2) == 0 ? KDA_INT32 : KDA_INT64;
-  s.slot_stride = width + below(3);
-  return s;
-}
-
 TEST(MetadataKernel, M04_M10_M18_StepsOfManySizes) {
   std::mt19937_64 random(18);
   for (const int64_t n : {0, 1, 2, 33, 200, 512, 700}) {
     for (const auto mode : {KDA_METADATA_BY_ROLE, KDA_METADATA_BY_DRAFTS}) {
       for (const int32_t width : {1, 3}) {
-        const StepInput s = random_step(random, n, width);
+        const StepInput s = random_step(random, n, width, 90);
         auto desc = metadata_desc(s.tokens + 40, n + 9, width, mode);
         desc.chunk = static_cast<int32_t>(16 << random() % 3);
         SCOPED_TRACE("N " + std::to_string(n) + " width " + std::to_string(width));
@@ -91,7 +72,7 @@ TEST(MetadataKernel, M19_BadOffsets) {
   std::mt19937_64 random(19);
   for (int round = 0; round < 14; ++round) {
     const auto n = static_cast<int64_t>(round < 10 ? random() % 12 : 600);
-    StepInput s = random_step(random, n, 2);
+    StepInput s = random_step(random, n, 2, 90);
     s.tokens = static_cast<int64_t>(random() % 300);
     for (auto& x : s.cu) {
       if (random() % 3 == 0) x = static_cast<int64_t>(random() % 600) - 150;
