@@ -21,9 +21,9 @@ from fla.ops.kda import fused_recurrent as _recurrent
 
 from libkda import _guard, _stats
 from libkda import torch as kt
+from libkda._interop import FLOATS, dense, numeric_form, run, tokens_reason, training
 
 TESTED = ((0, 6, 0), (0, 7, 0))  # from, below
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _Tensor = torch.Tensor
 _RELIED_ON = {
     _chunk.chunk_kda: ("use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "state_v_first", "cp_context", "use_graph"),
@@ -33,59 +33,6 @@ _RELIED_ON = {
     _conv.causal_conv1d_update_states: ("x", "state_len", "initial_state", "cu_seqlens"),
     _norm.layer_norm_gated_fwd: ("x", "g", "weight", "bias", "activation", "eps", "residual", "is_rms_norm"),
 }
-
-
-def _dense(t: _Tensor) -> _Tensor:
-    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
-
-
-def _training(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
-
-
-def _tokens_reason(q: _Tensor, k: _Tensor, v: _Tensor, g: _Tensor, beta: _Tensor, cu_seqlens: _Tensor | None) -> str | None:
-    """Why token tensors cannot be served, by their metadata alone."""
-    if q.device.type not in ("cpu", "cuda"):
-        return f"device {q.device.type}"
-    if any(t.dtype not in _FLOATS or t.dtype != q.dtype for t in (q, k, v)):
-        return f"q, k, v of dtypes {q.dtype}, {k.dtype}, {v.dtype}"
-    if q.dim() != 4 or k.shape != q.shape or v.dim() != 4 or g.shape != (*v.shape[:3], q.shape[-1]):
-        return "shapes other than q, k [B,T,H,K], v [B,T,HV,V], g [B,T,HV,K]"
-    if beta.shape != v.shape[:3]:
-        return "beta per channel"
-    if v.shape[2] % q.shape[2] != 0 or q.shape[-1] > 256 or v.shape[-1] > 256:
-        return "head sizes"
-    if cu_seqlens is not None and q.shape[0] != 1:
-        return "cu_seqlens with B > 1"
-    return None
-
-
-def _form(
-    q: _Tensor, g: _Tensor, beta: _Tensor, *, A_log: Any, dt_bias: Any, raw_gate: bool, raw_beta: bool, o: dict[str, Any]
-) -> tuple[_Tensor, _Tensor, dict[str, Any]]:
-    """gate, beta and the numeric form as libkda takes them."""
-    lower = o.get("lower_bound")
-    form: dict[str, Any] = {
-        "scale": o.get("scale"),
-        "qk_norm": bool(o.get("use_qk_l2norm_in_kernel")),
-        "allow_neg_eigval": bool(o.get("allow_neg_eigval")),
-        "beta_is_logits": raw_beta,
-    }
-    if not raw_gate:
-        form["gate_family"] = "plain"
-        g = g.float()
-    else:
-        form["gate_family"] = "softplus" if lower is None else "bounded"
-        form["lower_bound"] = None if lower is None else float(lower)
-        form["A_log"] = None if A_log is None else A_log.float()
-        form["dt_bias"] = None if dt_bias is None else dt_bias.float()
-        g = g if g.dtype in (q.dtype, torch.float32) else g.float()
-    beta = beta if raw_beta and beta.dtype in (q.dtype, torch.float32) else beta.float()
-    return _dense(g), beta, form
-
-
-def _v_first(state: _Tensor, state_v_first: bool) -> _Tensor:
-    return state.contiguous() if state_v_first else state.transpose(-1, -2).contiguous()
 
 
 class LibKDABackend(fla.backends.BaseBackend):
@@ -109,12 +56,12 @@ class LibKDABackend(fla.backends.BaseBackend):
         n = q.shape[0] if sequences is None else sequences.shape[0] - 1
         unknown = set(o) - _CHUNK_KNOWN
         reason = (
-            ("gradients" if _training(q, k, v, g, beta, first, o.get("A_log"), o.get("dt_bias")) else None)
+            ("gradients" if training(q, k, v, g, beta, first, o.get("A_log"), o.get("dt_bias")) else None)
             or ("context parallelism" if o.get("cp_context") is not None else None)
             or ("intermediate states" if o.get("return_intermediate_states") else None)
             or ("use_graph on the CPU" if o.get("use_graph") and q.device.type == "cpu" else None)
             or (f"keywords {', '.join(sorted(unknown))}" if unknown else None)
-            or _tokens_reason(q, k, v, g, beta, sequences)
+            or tokens_reason(q, k, v, g, beta, sequences)
             or ("a wrong number of initial states" if first is not None and first.shape[0] != n else None)
             or ("an initial state that is not float32" if first is not None and first.dtype != torch.float32 else None)
             or ("chunk_size" if o.get("chunk_size", 64) not in (32, 64) else None)
@@ -129,13 +76,13 @@ class LibKDABackend(fla.backends.BaseBackend):
     def chunk_kda(self, q: Any, k: Any, v: Any, g: Any, beta: Any, **o: Any) -> tuple[_Tensor, _Tensor | None]:
         """FLA's chunk_kda: o [B,T,HV,V] of q's dtype and, with output_final_state, the final state fp32."""
         v_first = bool(o.get("transpose_state_layout", o.get("state_v_first")))
-        g, beta, form = _form(
+        g, beta, numbers = numeric_form(
             q, g, beta, A_log=o.get("A_log"), dt_bias=o.get("dt_bias"), raw_gate=bool(o.get("use_gate_in_kernel")),
             raw_beta=bool(o.get("use_beta_sigmoid_in_kernel")), o=o,
         )  # fmt: skip
         _stats.served("fla", "chunk_kda")
-        return _run(
-            q, k, v, g, beta, form, o.get("initial_state"), bool(o.get("output_final_state")), v_first, o.get("cu_seqlens")
+        return run(
+            q, k, v, g, beta, numbers, o.get("initial_state"), bool(o.get("output_final_state")), v_first, o.get("cu_seqlens")
         )
 
     def fused_recurrent_kda_fwd_verifier(self, q: Any, k: Any, v: Any, g: Any, beta: Any, **o: Any) -> tuple[bool, str | None]:
@@ -143,11 +90,11 @@ class LibKDABackend(fla.backends.BaseBackend):
         first, bound = o.get("initial_state"), o.get("lower_bound")
         raw = bool(o.get("use_gate_in_kernel"))
         reason = (
-            ("gradients" if _training(q, k, v, g, beta, first, o.get("A_log"), o.get("dt_bias")) else None)
+            ("gradients" if training(q, k, v, g, beta, first, o.get("A_log"), o.get("dt_bias")) else None)
             or ("slots" if o.get("ssm_state_indices") is not None else None)
             or ("accepted counts" if o.get("num_accepted_tokens") is not None else None)
             or ("a state updated in place" if o.get("inplace_final_state", True) else None)
-            or _tokens_reason(q, k, v, g, beta, o.get("cu_seqlens"))
+            or tokens_reason(q, k, v, g, beta, o.get("cu_seqlens"))
             or ("an initial state that is not float32" if first is not None and first.dtype != torch.float32 else None)
             or ("no A_log and no bound" if raw and o.get("A_log") is None and bound is None else None)
             or (f"lower_bound {bound}" if raw and bound is not None and not bound < 0 else None)
@@ -156,13 +103,13 @@ class LibKDABackend(fla.backends.BaseBackend):
 
     def fused_recurrent_kda_fwd(self, q: Any, k: Any, v: Any, g: Any, beta: Any, **o: Any) -> tuple[_Tensor, _Tensor | None]:
         """FLA's fused_recurrent_kda_fwd as its public function calls it."""
-        g, beta, form = _form(
+        g, beta, numbers = numeric_form(
             q, g, beta, A_log=o.get("A_log"), dt_bias=o.get("dt_bias"), raw_gate=bool(o.get("use_gate_in_kernel")),
             raw_beta=bool(o.get("use_beta_sigmoid_in_kernel")), o=o,
         )  # fmt: skip
         _stats.served("fla", "fused_recurrent_kda_fwd")
-        return _run(
-            q, k, v, g, beta, form, o.get("initial_state"), bool(o.get("output_final_state")), bool(o.get("state_v_first")),
+        return run(
+            q, k, v, g, beta, numbers, o.get("initial_state"), bool(o.get("output_final_state")), bool(o.get("state_v_first")),
             o.get("cu_seqlens"), recurrent=True, out=o.get("out"),
         )  # fmt: skip
 
@@ -176,7 +123,7 @@ class LibKDABackend(fla.backends.BaseBackend):
         activation: str | None = None, cu_seqlens: Any = None, **_: Any,
     ) -> tuple[_Tensor, _Tensor | None]:  # fmt: skip
         """FLA's causal_conv1d_fwd: y of x's shape and, with output_final_state, the cache [N,D,W]."""
-        flat = _dense(x.flatten(2) if x.shape[-1] != weight.shape[0] else x)
+        flat = dense(x.flatten(2) if x.shape[-1] != weight.shape[0] else x)
         rows = flat if cu_seqlens is None else flat.squeeze(0)
         n = flat.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         window = None if initial_state is None else [initial_state[:, :, 1:].to(x.dtype).contiguous()]
@@ -202,7 +149,7 @@ class LibKDABackend(fla.backends.BaseBackend):
         self, x: Any, cache: Any, residual: Any = None, weight: Any = None, bias: Any = None, activation: Any = None
     ) -> tuple[_Tensor, _Tensor]:
         """FLA's causal_conv1d_update: one token a sequence, the cache [N,D,W] moved along in place."""
-        rows = _dense(x).reshape(cache.shape[0], 1, cache.shape[1])
+        rows = dense(x).reshape(cache.shape[0], 1, cache.shape[1])
         oldest = cache[:, :, 1].clone()
         (y,) = kt.conv_update(
             [rows], [weight.float()], [cache[:, :, 1:]], bias=None if bias is None else [bias.float()],
@@ -216,7 +163,7 @@ class LibKDABackend(fla.backends.BaseBackend):
         self, x: Any, state_len: int, initial_state: Any = None, cu_seqlens: Any = None
     ) -> tuple[bool, str | None]:
         """Declines training."""
-        reason = "gradients" if _training(x, initial_state) else None
+        reason = "gradients" if training(x, initial_state) else None
         return reason is None, reason
 
     def causal_conv1d_update_states(self, x: Any, state_len: int, initial_state: Any = None, cu_seqlens: Any = None) -> _Tensor:
@@ -246,12 +193,12 @@ class LibKDABackend(fla.backends.BaseBackend):
     def layer_norm_gated_fwd_verifier(self, x: Any, g: Any, weight: Any, bias: Any, **o: Any) -> tuple[bool, str | None]:
         """Serves RMS norm with a sigmoid gate, a weight and nothing else."""
         reason = (
-            ("gradients" if _training(x, g, weight, bias) else None)
+            ("gradients" if training(x, g, weight, bias) else None)
             or ("a layer norm" if not o.get("is_rms_norm") else None)
             or (f"activation {o.get('activation', 'swish')}" if o.get("activation", "swish") != "sigmoid" else None)
             or ("bias or residual" if bias is not None or o.get("residual") is not None else None)
             or ("no weight" if weight is None else None)
-            or ("dtypes" if x.dtype not in _FLOATS or g.dtype != x.dtype or o.get("out_dtype") not in (None, x.dtype) else None)
+            or ("dtypes" if x.dtype not in FLOATS or g.dtype != x.dtype or o.get("out_dtype") not in (None, x.dtype) else None)
             or ("a residual dtype" if o.get("residual_dtype") not in (None, x.dtype) else None)
             or (f"device {x.device.type}" if x.device.type not in ("cpu", "cuda") else None)
         )
@@ -259,7 +206,7 @@ class LibKDABackend(fla.backends.BaseBackend):
 
     def layer_norm_gated_fwd(self, x: Any, g: Any, weight: Any, bias: Any, eps: float = 1e-5, **_: Any) -> tuple[Any, ...]:
         """FLA's layer_norm_gated_fwd: (y, None, None, x); the statistics serve the backward pass alone."""
-        y = kt.gated_norm(_dense(x)[:, None], _dense(g)[:, None], weight.float(), eps=eps)
+        y = kt.gated_norm(dense(x)[:, None], dense(g)[:, None], weight.float(), eps=eps)
         _stats.served("fla", "layer_norm_gated_fwd")
         return y[:, 0], None, None, x
 
@@ -273,43 +220,15 @@ _CHUNK_KNOWN = {
 
 
 def _conv_reason(x: Any, weight: Any, bias: Any, residual: Any, activation: Any, state: Any) -> str | None:
-    if _training(x, weight, bias, state):
+    if training(x, weight, bias, state):
         return "gradients"
     if residual is not None:
         return "a residual"
     if activation not in (None, "silu", "swish"):
         return f"activation {activation}"
-    if x.device.type not in ("cpu", "cuda") or x.dtype not in _FLOATS:
+    if x.device.type not in ("cpu", "cuda") or x.dtype not in FLOATS:
         return f"{x.dtype} on {x.device.type}"
     return None if 2 <= weight.shape[1] <= 8 else f"width {weight.shape[1]}"
-
-
-def _run(
-    q: _Tensor, k: _Tensor, v: _Tensor, g: _Tensor, beta: _Tensor, form: dict[str, Any], first: _Tensor | None,
-    want_final: bool, v_first: bool, cu_seqlens: _Tensor | None, *, recurrent: bool = False, out: _Tensor | None = None,
-) -> tuple[_Tensor, _Tensor | None]:  # fmt: skip
-    tokens = [_dense(t) for t in (q, k, v)] + [g, beta]
-    n, (heads, values), keys = q.shape[0], v.shape[2:], q.shape[-1]
-    if cu_seqlens is not None:
-        n = cu_seqlens.shape[0] - 1
-        tokens = [t.squeeze(0) for t in tokens]
-    shape = tokens[2].shape
-    final = first if first is None else _v_first(first, v_first)
-    target = None if out is None else out.view(shape)
-    if recurrent:
-        # Decode works in place: on a copy of the initial state.
-        state = q.new_empty(n, heads, values, keys, dtype=torch.float32) if final is None else final.clone()
-        y = kt.decode(*tokens, state, out=target, cu_seqlens=cu_seqlens, fresh=first is None, final_only=True, **form)
-        final = state
-    else:
-        last = q.new_empty(n, heads, values, keys, dtype=torch.float32) if want_final else None
-        y = kt.prefill(
-            *tokens, state=final, final_state=last, out=target, cu_seqlens=cu_seqlens, store_final=want_final, **form
-        )  # fmt: skip
-        final = last
-    if not want_final:
-        return y.view(v.shape), None
-    return y.view(v.shape), final if v_first else final.transpose(-1, -2).contiguous()
 
 
 def register() -> bool:
