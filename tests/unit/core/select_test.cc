@@ -268,7 +268,7 @@ TEST_F(ChoiceLog, R16_TheChoiceNamesCandidateReasonAndTheWayBack) {
   log_choice(KDA_OP_PREFILL, "fused", {}, {{"other", "gate: wanted 1, got 2"}},
              way_back_from("fused", "KDA_PREFILL_BACKEND"));
   for (const char* part :
-       {"prefill: chose fused", "other: gate: wanted 1, got 2", "auto: the first without a refusal",
+       {"prefill: chose fused", "other (cpu): gate: wanted 1, got 2", "auto: the first without a refusal",
         "to go back: backend 'portable'", "KDA_PREFILL_BACKEND=portable"}) {
     EXPECT_NE(text_.find(part), std::string::npos) << part << " in " << text_;
   }
