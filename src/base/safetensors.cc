@@ -200,7 +200,8 @@ static kda_tensor dense(kda_dtype dtype, const std::vector<int64_t>& shape) {
   for (int i = t.rank - 1; i >= 0; --i) {
     t.shape[i] = shape[static_cast<size_t>(i)];
     t.strides[i] = stride;
-    stride *= std::max<int64_t>(t.shape[i], 1);
+    // Only a tensor without elements can have sides whose product is too large.
+    if (__builtin_mul_overflow(stride, std::max<int64_t>(t.shape[i], 1), &stride)) stride = 1;
   }
   return t;
 }
