@@ -146,15 +146,32 @@ class Program(unittest.TestCase):
         self.trace.write_text(GOOD * 40)
         replay = [KDA, "replay", str(self.trace), *SMALL, "--verify", "1", "--json", str(self.folder / "r.json"), "--digests",
                   str(self.folder / "d.txt"), "--report", str(self.folder / "r.html")]
-        for wait in (0.02, 0.1, 0.3):
-            process = subprocess.Popen(replay, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            time.sleep(wait)
-            process.kill()
-            if process.wait(timeout=300) == -signal.SIGKILL:
-                self.assertEqual(self.names(), ["trace.jsonl"])
+        def whole():
+            """What is there is whole: a run that is killed has written a file or has not."""
+            names = set(self.names()) - {"trace.jsonl"}
+            self.assertLessEqual(names, {"d.txt", "r.html", "r.json"})
+            if "d.txt" in names:
+                self.assertEqual(len((self.folder / "d.txt").read_text().splitlines()), 160)
+            if "r.html" in names:
+                self.assertTrue((self.folder / "r.html").read_text().endswith("</html>\n"))
+            if "r.json" in names:
+                self.assertTrue(json.loads((self.folder / "r.json").read_text())["complete"])
+            return names
+
+        start = time.monotonic()
         subprocess.run(replay, check=True, capture_output=True, timeout=300)
-        self.assertEqual(self.names(), ["d.txt", "r.html", "r.json", "trace.jsonl"])
-        self.assertEqual(len((self.folder / "d.txt").read_text().splitlines()), 160)
+        took = time.monotonic() - start
+        self.assertEqual(whole(), {"d.txt", "r.html", "r.json"})
+        for part in (0.02, 0.2, 0.5, 0.8, 0.95, 1.0):  # of the run's time: also while it writes, and when it is done
+            for name in whole():
+                (self.folder / name).unlink()
+            process = subprocess.Popen(replay, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(part * took)
+            process.kill()
+            process.wait(timeout=300)
+            whole()
+        subprocess.run(replay, check=True, capture_output=True, timeout=300)
+        self.assertEqual(whole(), {"d.txt", "r.html", "r.json"})
 
     def test_a_reader_that_leaves_does_not_cost_the_report(self):
         process = subprocess.Popen([KDA, "replay", self.trace, *SMALL, "--verify", "0", "--json", self.folder / "r.json"],
