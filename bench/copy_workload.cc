@@ -10,7 +10,9 @@
 namespace kda::bench {
 namespace {
 
-constexpr int64_t kDim = 128, kPage = 5308416;  // elements from row to row in the pools of a served model (U-5)
+constexpr int64_t kDim = 128;
+// Elements from row to row in the pools of a served model, and before the first (U-5).
+constexpr int64_t kPage = 5308416, kBefore = 393216;
 
 struct Memory {
   explicit Memory(const Setting& setting) : arena(setting) {}
@@ -26,13 +28,16 @@ struct Memory {
   const kda_tensor& packed_of(int64_t i) const { return packed[static_cast<size_t>(i) % packed.size()]; }
   const std::vector<int64_t>& rows_of(int64_t i) const { return rows[static_cast<size_t>(i) % rows.size()]; }
 
-  void run(int64_t i, bool scatter, void* stream) const {
+  kda_state_copy_args args_of(int64_t i, bool scatter) const {
     auto a = make<kda_state_copy_args>();
     a.pool = pool;
     a.indices = indices[static_cast<size_t>(i) % indices.size()];
     a.packed = packed_of(i);
     if (!scatter) a.has_initial_state = flags;
-    scatter ? plan.scatter(a, stream) : plan.gather(a, stream);
+    return a;
+  }
+  void run(int64_t i, bool scatter, void* stream) const {
+    scatter ? plan.scatter(args_of(i, scatter), stream) : plan.gather(args_of(i, scatter), stream);
   }
   // A copy for each row, as a framework without a plan does it; on the CPU rows spread over the threads.
   void loop(int64_t i, bool scatter, void* stream, const Workers* workers) const {
@@ -72,6 +77,7 @@ void make_pool(const CopyShape& s, const Setting& setting, Memory& m) {
   const int64_t shape[] = {rows, s.heads, kDim, kDim}, strides[] = {stride, kDim * kDim, kDim, 1};
   std::copy_n(shape, 4, pool.shape);
   std::copy_n(strides, 4, pool.strides);
+  if (payload + kBefore <= stride) pool.data = static_cast<char*>(pool.data) + kBefore * size;
   m.pool = pool;
   for (int64_t first = 0; first + s.rows <= rows; first += s.rows) {
     m.rows.push_back(spread(first, s.rows));
@@ -114,7 +120,7 @@ void verify(const CopyShape& s, const Memory& m, Arena& arena) {
 
 }  // namespace
 
-Workload copy(const Setting& setting, const CopyShape& s) {
+Workload copy(const Setting& setting, const CopyShape& s, const std::vector<CopyRival>& rivals) {
   const auto m = std::make_shared<Memory>(setting);
   make_pool(s, setting, *m);
   auto d = make<kda_state_copy_desc>();
@@ -168,6 +174,12 @@ Workload copy(const Setting& setting, const CopyShape& s) {
               {"gather / memcpy", "gather", {"memcpy"}},
               {"scatter / memcpy", "scatter", {"memcpy"}},
               {"gather / gather again (A/A)", "gather", {"gather again"}}};
+  for (const CopyRival& rival : rivals) {
+    const auto call = [m, rival](int64_t i, void* stream) { rival.call(m->args_of(i, rival.scatter), stream); };
+    const char* const ours = rival.scatter ? "scatter" : "gather";
+    w.variants.push_back({rival.label, call, bytes, Unit::kByte, rival.detail, bytes});
+    w.ratios.push_back({std::string(ours) + " / " + rival.label, ours, {rival.label}});
+  }
   return w;
 }
 

@@ -25,7 +25,19 @@ kda_decode_desc decode_desc(const DecodeShape& s, const std::string& backend) {
   d.max_tokens = s.sequences * s.width;
   d.max_sequences = s.sequences;
   d.width = static_cast<int32_t>(s.width);
+  d.mode = s.records ? KDA_DECODE_RECORDS : KDA_DECODE_COLUMNS;
+  d.fold = s.records;
   return d;
+}
+
+// States of a row: a column a token (V-5), or one and records.
+int64_t columns_of(const DecodeShape& s) { return s.records ? 1 : s.width; }
+
+// Records of the verify window before, all but the last token of which are committed now (V-10b).
+void make_records(const DecodeShape& s, Arena& arena, int64_t rows, kda_decode_args& a) {
+  a.records.u = arena.random(KDA_FP32, {rows, s.heads, s.width, s.value_dim});
+  a.records.kg = arena.random(s.io, {rows, s.heads, s.width, 2 * s.key_dim});
+  a.records.count = arena.ints(std::vector<int64_t>(static_cast<size_t>(rows), s.width));
 }
 
 // `sets` disjoint sets of states over the same tokens.
@@ -41,17 +53,20 @@ std::vector<kda_decode_args> make_args(const DecodeShape& s, Arena& arena, int64
   a.beta = arena.random(s.io, {T, H});
   a.A_log = arena.random(KDA_FP32, {H});
   a.out = arena.room(s.io, {T, H, V});
-  a.state = arena.random(s.state, {sets * T, H, V, K});  // a column a token (V-5)
+  const int64_t N = s.sequences, width = columns_of(s), pool = sets * N * width;
+  a.state = arena.random(s.state, {pool, H, V, K});
+  if (s.records) make_records(s, arena, pool, a);
+  if (s.width > 1) a.accepted = arena.ints(std::vector<int64_t>(static_cast<size_t>(N), s.width - 1));
   std::vector<int64_t> cu, columns;
-  for (int64_t n = 0; n <= s.sequences; ++n) cu.push_back(n * s.width);
+  for (int64_t n = 0; n <= N; ++n) cu.push_back(n * s.width);
   // Spread over the pool, as a server's are.
-  const int64_t step = sets * T % 7919 == 0 ? 1 : 7919;
-  for (int64_t i = 0; i < sets * T; ++i) columns.push_back(sets > 1 ? i * step % (sets * T) : i);
+  const int64_t step = pool % 7919 == 0 ? 1 : 7919;
+  for (int64_t i = 0; i < pool; ++i) columns.push_back(sets > 1 ? i * step % pool : i);
   a.sequences.cu_seqlens = arena.ints(cu);
   kda_tensor slots = arena.ints(columns);
   slots.rank = 2;
-  slots.shape[0] = sets * s.sequences, slots.shape[1] = s.width;
-  slots.strides[0] = s.width, slots.strides[1] = 1;
+  slots.shape[0] = sets * N, slots.shape[1] = width;
+  slots.strides[0] = width, slots.strides[1] = 1;
   std::vector<kda_decode_args> all;
   for (int64_t i = 0; i < sets; ++i) {
     a.slots = part(slots, i, sets);
@@ -77,14 +92,19 @@ std::vector<kda_decode_step_args> make_steps(const DecodeShape& s, Arena& arena,
   return all;
 }
 
-// What a call must move once: states, token rows, and of a step projections, windows, taps and z.
+// States that a row reads and writes.
+double states_of(const DecodeShape& s) { return s.records ? 2 : 1 + static_cast<double>(s.width); }
+
+// What a call must move once: states, token rows, of recover mode records written and committed, and of a step
+// projections, windows, taps and z.
 double floor_of(const DecodeShape& s) {
   const double io = static_cast<double>(kda_dtype_size(s.io)), N = static_cast<double>(s.sequences);
   const double H = static_cast<double>(s.heads), K = static_cast<double>(s.key_dim);
   const double V = static_cast<double>(s.value_dim), width = static_cast<double>(s.width);
-  const double states = N * H * K * V * static_cast<double>(kda_dtype_size(s.state)) * (1 + width);
+  const double states = N * H * K * V * static_cast<double>(kda_dtype_size(s.state)) * states_of(s);
   const double tokens = N * width * H * io * (3 * K + 2 * V + 1);
-  if (!s.step) return states + tokens;
+  const double records = s.records ? N * H * (2 * width - 1) * (4 * V + 2 * io * K) : 0;
+  if (!s.step) return states + tokens + records;
   const double channels = H * (2 * K + V), windows = N * channels * io * (3 + 2 + width);
   return states + tokens + windows + channels * 16 + N * width * H * V * io;
 }
@@ -94,7 +114,7 @@ double floor_of(const DecodeShape& s) {
 Workload decode(const Setting& setting, const DecodeShape& s) {
   const auto m = std::make_shared<Memory>(setting);
   const kda_decode_desc d = decode_desc(s, setting.backend);
-  const double set_bytes = static_cast<double>(s.sequences * s.width * s.heads) *
+  const double set_bytes = static_cast<double>(s.sequences * columns_of(s) * s.heads) *
                            static_cast<double>(s.key_dim * s.value_dim) *
                            static_cast<double>(kda_dtype_size(s.state));
   m->args = make_args(s, m->arena, setting.sets(static_cast<int64_t>(std::min(set_bytes, 1e18))));
@@ -122,13 +142,14 @@ Workload decode(const Setting& setting, const DecodeShape& s) {
   w.parameters = {{"sequences", std::to_string(s.sequences)}, {"width", std::to_string(s.width)},
                   {"heads", std::to_string(s.heads)},         {"key_dim", std::to_string(s.key_dim)},
                   {"value_dim", std::to_string(s.value_dim)}, {"io", kda_dtype_name(s.io)},
-                  {"state", kda_dtype_name(s.state)}};
+                  {"state", kda_dtype_name(s.state)},         {"mode", s.records ? "records" : "columns"}};
   w.tokens = s.sequences * s.width;
   w.backend = m->plan.backend();
   w.isa = m->plan.isa();
-  // A row reads one state and writes one a token: as many bytes as an in-place scale of (1 + width) / 2 states.
-  const auto states = static_cast<size_t>(s.sequences * s.heads * s.value_dim * s.key_dim * (1 + s.width) / 2) *
-                      kda_dtype_size(s.state);
+  // As many bytes as an in-place scale of half the states that are read and written.
+  const auto states =
+      static_cast<size_t>(static_cast<double>(s.sequences * s.heads * s.value_dim * s.key_dim) * states_of(s) / 2) *
+      kda_dtype_size(s.state);
   w.variants.push_back({w.name, std::move(call), 2.0 * static_cast<double>(states), Unit::kByte,
                         m->plan.backend() + " " + m->plan.isa(), floor_of(s)});
   if (setting.on_device()) return w;

@@ -155,7 +155,7 @@ double DeviceRounds::copy_rate() const {
 }
 
 DeviceRounds run_device_rounds(const kda_context* context, const std::vector<Variant>& variants,
-                               const RoundOptions& options) {
+                               const RoundOptions& options, const std::vector<Mode>& modes) {
   DeviceRounds rounds;
   rounds.variants = variants;
   for (const Variant& v : variants) rounds.calls.push_back(calls_of(v.floor_bytes));
@@ -168,7 +168,7 @@ DeviceRounds run_device_rounds(const kda_context* context, const std::vector<Var
   std::vector<int> order(variants.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
   for (int round = -options.warmup; round < options.rounds; ++round) {
-    for (const Mode mode : kModes) {
+    for (const Mode mode : modes) {
       if (!measure.has(mode)) continue;
       shuffle(order, engine);
       for (size_t at = 0; at < order.size(); ++at) {

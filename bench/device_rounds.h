@@ -4,6 +4,7 @@
 
 #include <kda/kda.h>
 
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -39,8 +40,9 @@ struct DeviceRounds {
 // Calls in one graph that take about 1.5 ms at this many bytes, 4 to 100.
 int calls_of(double bytes);
 
-// Runs every mode that the device has. A graph that cannot be recorded ends in kda::Error.
+// Runs those of the modes that the device has. A graph that cannot be recorded ends in kda::Error.
 DeviceRounds run_device_rounds(const kda_context* context, const std::vector<Variant>& variants,
-                               const RoundOptions& options);
+                               const RoundOptions& options,
+                               const std::vector<Mode>& modes = {std::begin(kModes), std::end(kModes)});
 
 }  // namespace kda::bench

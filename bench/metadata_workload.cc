@@ -11,10 +11,13 @@ struct Memory {
   kda_workspace workspace{};
 };
 
-// A mixed step: one row in sixteen prefills 64 to 319 tokens, the others are decodes.
-std::vector<int64_t> mixed_offsets(int64_t sequences) {
+// Prompts among decodes.
+std::vector<int64_t> offsets(const MetadataShape& s) {
   std::vector<int64_t> cu = {0};
-  for (int64_t n = 0; n < sequences; ++n) cu.push_back(cu.back() + (n % 16 == 0 ? 64 + n % 256 : 1));
+  for (int64_t n = 0; n < s.sequences; ++n) {
+    const bool prompt = s.prompt_every > 0 && n % s.prompt_every == 0;
+    cu.push_back(cu.back() + (!prompt ? 1 : s.prompt_tokens > 0 ? s.prompt_tokens : 64 + n % 256));
+  }
   return cu;
 }
 
@@ -44,7 +47,7 @@ void make_tables(Arena& a, int64_t N, int64_t T, int64_t width, int64_t chunk, k
 Workload metadata(const Setting& setting, const MetadataShape& s) {
   const auto m = std::make_shared<Memory>(setting);
   const int64_t N = s.sequences;
-  const std::vector<int64_t> cu = mixed_offsets(N);
+  const std::vector<int64_t> cu = offsets(s);
   auto d = make<kda_metadata_desc>();
   d.null_slot = -1;
   d.max_tokens = cu.back();

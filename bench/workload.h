@@ -62,7 +62,8 @@ Workload prefill(const Setting& setting, const PrefillShape& shape);
 struct DecodeShape {
   int64_t heads = 32, sequences = 32, width = 1, key_dim = 128, value_dim = 128;  // width: 1 + drafts
   kda_dtype io = KDA_BF16, state = KDA_FP32;
-  bool step = false;  // decode_step: conv, attention and norm in one pass
+  bool step = false;     // decode_step: conv, attention and norm in one pass
+  bool records = false;  // verify in recover mode, the window before committed in the same call (V-10b)
 };
 // Rate at which states are read and written over the rate of scaling as many bytes in place.
 Workload decode(const Setting& setting, const DecodeShape& shape);
@@ -73,13 +74,21 @@ struct CopyShape {
   bool gapped = true;  // rows lie in pages that hold more (5,308,416 elements apart, as in a served model)
   bool flags = false;  // with has_initial_state
 };
-// Gather and scatter of states over memcpy of the same bytes (state-copy.md U, the CPU's part of it).
-Workload copy(const Setting& setting, const CopyShape& shape);
+// What else does a copy's work, of the same call: dense rows beside a pool.
+struct CopyRival {
+  std::string label, detail;
+  bool scatter;
+  std::function<void(const kda_state_copy_args&, void* stream)> call;
+};
+// Gather and scatter of states over memcpy of the same bytes (state-copy.md U), and over rivals.
+Workload copy(const Setting& setting, const CopyShape& shape, const std::vector<CopyRival>& rivals = {});
 
 struct MetadataShape {
   int64_t sequences = 256, width = 1;
+  int64_t prompt_every = 16;  // one row in so many prefills; 0: none does
+  int64_t prompt_tokens = 0;  // 0: 64 to 319
 };
-// Step metadata of a mixed step: microseconds a build.
+// Step metadata, every table wanted: microseconds a build.
 Workload metadata(const Setting& setting, const MetadataShape& shape);
 
 struct ConvShape {
@@ -95,6 +104,13 @@ struct NormShape {
 };
 // Bytes of inputs and output over memcpy of as many.
 Workload gated_norm(const Setting& setting, const NormShape& shape);
+
+struct SegmentShape {
+  int64_t heads = 12, tokens = 65536, segments = 8;  // tokens: of one segment
+  kda_gate_family gate = KDA_GATE_SOFTPLUS;
+};
+// One rank's share of a prompt that several ranks prefill (spec S-9): its map, and the merge of all maps.
+Workload segments(const Setting& setting, const SegmentShape& shape);
 
 // Tensors in the memory of a context's device that live as long as the arena.
 class Arena {

@@ -6,6 +6,7 @@
 #include <kda/kda.hpp>
 #include <set>
 
+#include "bench/targets.h"
 #include "bench/workload.h"
 
 namespace kda::bench {
@@ -45,6 +46,49 @@ TEST(DeviceRounds, U04_CallsOfAGraph) {
   EXPECT_EQ(calls_of(0), 100);
   EXPECT_EQ(calls_of(1), 100);
   EXPECT_EQ(calls_of(1e12), 4);
+}
+
+TEST(DeviceRounds, U04_OnlyTheModesAskedFor) {
+  const Context context(1);
+  Counted a;
+  RoundOptions options;
+  options.rounds = 3, options.warmup = 0;
+  const DeviceRounds rounds = run_device_rounds(context.get(), {a.variant("a")}, options, {Mode::kWall});
+  EXPECT_EQ(rounds.samples.size(), 3u);
+  EXPECT_EQ(rounds.seconds("a", Mode::kWall).size(), 3u);
+}
+
+TEST(DeviceReport, LimitsCountFloorsAndMicroseconds) {
+  Workload w;
+  w.name = "made up", w.backend = "none";
+  w.variants = {{"first", {}, 1, Unit::kByte, "", 1000}, {"second", {}, 1, Unit::kByte, "", 1000}};
+  DeviceRounds rounds;
+  rounds.variants = w.variants;
+  rounds.variants.push_back({"copy rate: memcpy", {}, 1000, Unit::kByte, "", 1000});
+  rounds.calls = {1, 1, 1};
+  // 1,000 bytes take 1 us at the copy rate, 3 us in the first variant and 2 us in the second.
+  rounds.samples = {{0, 0, 0, Mode::kGraph, 3e-6}, {0, 1, 1, Mode::kGraph, 2e-6}, {0, 2, 2, Mode::kGraph, 1e-6}};
+  EXPECT_TRUE(meets(w, rounds, {}));
+  EXPECT_TRUE(meets(w, rounds, {3.001, 0, ""}));
+  EXPECT_FALSE(meets(w, rounds, {2.9, 0, ""}));
+  EXPECT_TRUE(meets(w, rounds, {0, 2.1, "second"}));
+  EXPECT_FALSE(meets(w, rounds, {0, 1.9, "second"}));
+  EXPECT_TRUE(meets(w, rounds, {1, 1.1, "second"}));
+  const Json j = device_json(w, rounds, {1, 1.5, "second"});
+  EXPECT_DOUBLE_EQ(j["limit"]["limit_us"], 2.5);
+  EXPECT_TRUE(j["limit"]["met"]);
+  for (DeviceSample& s : rounds.samples) s.mode = Mode::kEvent;
+  EXPECT_TRUE(meets(w, rounds, {0, 0.1, ""})) << "limits are of graphs alone";
+}
+
+TEST(Targets, NamesAreUniqueAndFiltered) {
+  std::set<std::string> names;
+  for (const Target& t : targets()) {
+    EXPECT_TRUE(names.insert(t.name).second) << t.name;
+    EXPECT_FALSE(t.limit.none()) << t.name;
+  }
+  EXPECT_EQ(targets("decode_step H=96").size(), 3u);
+  EXPECT_TRUE(targets("no such name").empty());
 }
 
 TEST(DeviceRounds, FailuresLeave) {

@@ -1,42 +1,132 @@
-// kda_gpu_bench [--json FILE] [--filter TEXT] [--rounds N] [--seed N]
+// What only a program with kernels of its own can measure: state copies beside those of frameworks (state-copy.md
+// U-3), and what the launches of a graph cost when their kernels do nothing. Everything else: kda bench.
+//
+//   kda_gpu_bench [--json FILE] [--filter copy|launch] [--rounds N] [--seed N]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 
-#include "bench.h"
+#include "bench/device_report.h"
+#include "bench_rivals.h"
+#include "kda/kda.hpp"
 
-int main(int argc, char** argv) {
-  std::string json, filter, command = argv[0];
-  int rounds = 21;
-  uint64_t seed = 1;
-  for (int i = 1; i < argc; ++i) {
-    command += std::string(" ") + argv[i];
-    const bool more = i + 1 < argc;
-    if (more && std::strcmp(argv[i], "--json") == 0) command += " " + (json = argv[++i]);
-    else if (more && std::strcmp(argv[i], "--filter") == 0) command += " " + (filter = argv[++i]);
-    else if (more && std::strcmp(argv[i], "--rounds") == 0) rounds = std::atoi(argv[++i]);
-    else if (more && std::strcmp(argv[i], "--seed") == 0) seed = std::strtoull(argv[++i], nullptr, 10);
-    else {
-      std::fprintf(stderr, "usage: %s [--json FILE] [--filter TEXT] [--rounds N] [--seed N]\n", argv[0]);
-      return 2;
+namespace kda::cuda_test {
+namespace {
+
+// A tensor of the public API as the rivals take it.
+RivalCopy rival_of(const kda_state_copy_args& a) {
+  const auto size = static_cast<int64_t>(kda_dtype_size(a.pool.dtype));
+  return {static_cast<char*>(a.pool.data),
+          static_cast<char*>(a.packed.data),
+          a.pool.strides[0] * size,
+          a.packed.strides[0] * size,
+          a.pool.shape[0],
+          a.indices.shape[0],
+          a.indices.data,
+          a.indices.dtype == KDA_INT64,
+          static_cast<const uint8_t*>(a.has_initial_state.data),
+          static_cast<int>(size)};
+}
+
+template <class F>
+bench::CopyRival rival(const char* label, const char* detail, bool scatter, F copy) {
+  return {label, detail, scatter, [copy](const kda_state_copy_args& a, void* stream) {
+            copy(rival_of(a), static_cast<cudaStream_t>(stream));
+          }};
+}
+
+const std::vector<bench::CopyRival>& rivals() {
+  static const std::vector<bench::CopyRival> all = {
+      rival("index_select", "and masked_fill", false, index_select), rival("index_put", "", true, index_put),
+      rival("gather, unchecked", "", false, [](const RivalCopy& c, cudaStream_t s) { unchecked_copy(c, false, s); }),
+      rival("scatter, unchecked", "", true, [](const RivalCopy& c, cudaStream_t s) { unchecked_copy(c, true, s); })};
+  return all;
+}
+
+// Graphs of empty kernels, or of such that wait for one value of the grid before; with and without programmatic
+// serialisation.
+bench::Workload launches(const bench::Setting& setting) {
+  const auto arena = std::make_shared<bench::Arena>(setting);
+  auto* const value = static_cast<int*>(arena->zeros(KDA_INT32, {1}).data);
+  bench::Workload w;
+  w.name = "launch";
+  for (const bool early : {false, true}) {
+    for (const int reads : {0, 1}) {
+      w.variants.push_back({std::string(reads ? "one value" : "nothing") + (early ? ", programmatic" : ""),
+                            [arena, value, reads, early](int64_t, void* stream) {
+                              launch_chained(value, reads, early, static_cast<cudaStream_t>(stream));
+                            }});
     }
   }
-  if (rounds < 1) rounds = 1;
-  (void)kda::cuda_test::context();
-  std::printf("%s\n", kda::cuda_test::device_text().c_str());
-  kda::cuda_test::Bench bench(rounds, seed, filter);
-  kda::cuda_test::bench_launch(bench);
-  kda::cuda_test::bench_decode(bench);
-  kda::cuda_test::bench_step(bench);
-  kda::cuda_test::bench_conv(bench);
-  kda::cuda_test::bench_copy(bench);
-  kda::cuda_test::bench_metadata(bench);
-  if (json.empty()) return 0;
-  FILE* file = std::fopen(json.c_str(), "w");
-  if (file == nullptr) {
-    std::perror(json.c_str());
-    return 1;
+  return w;
+}
+
+struct Options {
+  std::string json, filter;
+  bench::RoundOptions rounds;
+};
+
+Options parse(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i < argc; ++i) {
+    const bool more = i + 1 < argc;
+    if (more && std::strcmp(argv[i], "--json") == 0) o.json = argv[++i];
+    else if (more && std::strcmp(argv[i], "--filter") == 0) o.filter = argv[++i];
+    else if (more && std::strcmp(argv[i], "--rounds") == 0) o.rounds.rounds = std::max(1, std::atoi(argv[++i]));
+    else if (more && std::strcmp(argv[i], "--seed") == 0) o.rounds.seed = std::strtoull(argv[++i], nullptr, 10);
+    else {
+      std::fprintf(stderr, "usage: %s [--json FILE] [--filter copy|launch] [--rounds N] [--seed N]\n", argv[0]);
+      std::exit(2);
+    }
   }
-  std::fputs(bench.json(command).c_str(), file);
-  return std::fclose(file) == 0 ? 0 : 1;
+  return o;
+}
+
+int run(const Options& o) {
+  auto options = make<kda_context_options>();
+  options.device = {KDA_CUDA, 0};
+  const Context context(options);
+  const bench::Setting setting{context, bench::Workers(context), "auto", options.device};
+  const std::vector<bench::Variant> rates = bench::copy_rate_variants(setting);
+  bench::Json json = {{"device", bench::device_text(options.device)},
+                      {"source_hash", kda_source_hash()},
+                      {"rounds", o.rounds.rounds},
+                      {"seed", o.rounds.seed},
+                      {"benches", bench::Json::array()}};
+  const auto measure = [&](const char* name, const std::function<bench::Workload()>& make) {
+    if (std::string(name).find(o.filter) == std::string::npos) return;
+    const bench::Workload workload = make();
+    std::vector<bench::Variant> variants = workload.variants;
+    variants.insert(variants.end(), rates.begin(), rates.end());
+    const bench::DeviceRounds rounds = bench::run_device_rounds(context.get(), variants, o.rounds);
+    bench::print_device(workload, rounds);
+    json["benches"].push_back(bench::device_json(workload, rounds));
+  };
+  measure("launch", [&] { return launches(setting); });
+  for (const auto& [heads, state, gapped] :
+       {std::tuple<int64_t, kda_dtype, bool>{32, KDA_FP32, false}, {32, KDA_BF16, false}, {12, KDA_FP32, true}}) {
+    for (const int64_t rows : {1, 8, 32, 128, 256}) {
+      for (const bool checked : {false, true}) {  // int64 indices, and flags
+        const bench::CopyShape shape{rows, heads, state, checked ? KDA_INT64 : KDA_INT32, gapped, checked};
+        measure("copy", [&] { return bench::copy(setting, shape, rivals()); });
+      }
+    }
+  }
+  if (o.json.empty()) return 0;
+  std::ofstream file(o.json);
+  file << json.dump(1) << '\n';
+  return file.flush() ? 0 : (std::perror(o.json.c_str()), 1);
+}
+
+}  // namespace
+}  // namespace kda::cuda_test
+
+int main(int argc, char** argv) {
+  try {
+    return kda::cuda_test::run(kda::cuda_test::parse(argc, argv));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
 }

@@ -80,6 +80,8 @@ class Program(unittest.TestCase):
         self.refused("bench", "copy", "--rows", 2**63 - 1, message="--rows: wanted an integer in 1..1073741824")
         self.refused("bench", "--device", "tpu", message="--device: ")
         self.refused("bench", "--device", "cuda", "metadata", message="cuda")
+        self.refused("bench", "targets", message="targets are of a device; wanted with --device cuda")
+        self.refused("bench", "--modes", "graph,clock", message='--modes: wanted one of enqueue, event, graph, wall, got "clock"')
         self.refused("bench", "--rounds", "0", message='--rounds: wanted an integer in 1..2147483647, got "0"')
         self.refused("replay", self.trace, "--spec", "16", message="--spec: wanted an integer in 0..15, got 16")
         self.refused("replay", self.trace, "--model", "kimi", message="--model: wanted one of")

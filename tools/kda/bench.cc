@@ -4,13 +4,15 @@
 #include <algorithm>
 #include <cstdlib>
 #include <kda/kda.hpp>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "bench/device_report.h"
+#include "bench/targets.h"
 #include "bench/workload.h"
-#include "bench_device.h"
 #include "json_output.h"
 #include "problem.h"
 #include "values.h"
@@ -30,14 +32,18 @@ struct Options {
   std::optional<int64_t> heads, tokens, sequences, rows, key_dim, value_dim, width;
   kda_dtype io = KDA_DTYPE_NONE, state = KDA_DTYPE_NONE;
   kda_gate_family gate = KDA_GATE_SOFTPLUS;
-  bool ds = false, columns = false, dense = false, batch_invariant = false, int64 = false, flags = false;
+  bool ds = false, columns = false, dense = false, batch_invariant = false, int64 = false, flags = false,
+       records = false;
+  std::string filter;
+  std::vector<int> modes;  // of a device; none: all
   JsonOutput json;
   const CLI::App* verb = nullptr;
 };
 
 // "cpu" is what the CPU is judged by: prefill and decode.
-const char* const kNames[] = {"cpu",  "all",      "prefill", "decode",    "decode_step",
-                              "copy", "metadata", "conv",    "gated_norm"};
+// "targets": what kernels on a device are held to. The others are workloads.
+const char* const kNames[] = {"cpu",  "all",      "targets", "prefill",    "decode",  "decode_step",
+                              "copy", "metadata", "conv",    "gated_norm", "segments"};
 
 template <class T>
 void set(T& value, const std::optional<int64_t>& option) {
@@ -70,6 +76,7 @@ Workload make_workload(const Item& item, const Options& o, const bench::Setting&
     set(s.heads, o.heads), set(s.sequences, o.sequences), set(s.width, o.width);
     set(s.key_dim, o.key_dim), set(s.value_dim, o.value_dim), set(s.io, o.io), set(s.state, o.state);
     s.step = name == "decode_step";
+    s.records = o.records;
     return bench::decode(setting, s);
   }
   if (name == "copy") {
@@ -91,6 +98,13 @@ Workload make_workload(const Item& item, const Options& o, const bench::Setting&
     s.layout = o.ds ? KDA_CONV_DS : KDA_CONV_SD;
     s.columns = o.columns;
     return bench::conv(setting, s);
+  }
+  if (name == "segments") {
+    bench::SegmentShape s;
+    if (!setting.on_device()) s.tokens = 4096;
+    set(s.heads, o.heads), set(s.tokens, o.tokens), set(s.segments, o.sequences);
+    s.gate = o.gate;
+    return bench::segments(setting, s);
   }
   bench::NormShape s;
   set(s.heads, o.heads), set(s.tokens, o.tokens), set(s.io, o.io);
@@ -188,7 +202,7 @@ std::vector<Item> chosen(const Options& o) {
   const char* const usual = o.device == "cpu" ? "cpu" : "all";
   for (const std::string& name : o.what.empty() ? std::vector<std::string>{usual} : o.what) {
     if (name == "all") {
-      for (auto* each = std::begin(kNames) + 2; each != std::end(kNames); ++each) list.push_back({*each});
+      for (auto* each = std::begin(kNames) + 3; each != std::end(kNames); ++each) list.push_back({*each});
     } else if (name != "cpu") {
       list.push_back({name});
     } else if (o.heads || o.tokens) {
@@ -212,6 +226,9 @@ Json head(const Options& o) {
 }
 
 int run_on_cpu(const Options& o) {
+  for (const std::string& name : o.what) {
+    if (name == "targets") throw UsageError("what: targets are of a device; wanted with --device cuda");
+  }
   double load = 0;
   (void)getloadavg(&load, 1);
   const Context context(static_cast<int32_t>(o.threads));
@@ -238,6 +255,27 @@ int run_on_cpu(const Options& o) {
   return kDone;
 }
 
+std::vector<bench::Mode> modes_of(const Options& o) {
+  if (o.modes.empty()) return {std::begin(bench::kModes), std::end(bench::kModes)};
+  std::vector<bench::Mode> modes;
+  for (const int mode : o.modes) modes.push_back(static_cast<bench::Mode>(mode));
+  return modes;
+}
+
+// `targets` is a list of its own; any other word is a workload that is held to nothing.
+std::vector<bench::Target> chosen_on_device(const Options& o) {
+  std::vector<bench::Target> list;
+  for (const Item& item : chosen(o)) {
+    if (item.name == "targets") {
+      for (bench::Target& t : bench::targets(o.filter)) list.push_back(std::move(t));
+    } else {
+      list.push_back({"", [item, &o](const bench::Setting& s) { return make_workload(item, o, s); }, {}});
+    }
+  }
+  if (list.empty()) throw UsageError(fmt::format("--filter: no target's name contains {}", o.filter));
+  return list;
+}
+
 int run_on_device(const Options& o) {
   if (o.rounds.cpu_time) throw UsageError("--cpu-time: wanted with --device cpu");
   auto options = make<kda_context_options>();
@@ -247,20 +285,26 @@ int run_on_device(const Options& o) {
   const bool text = !o.json.to_stdout();
   if (text) {
     fmt::print("libkda {} (sources {}), {}, seed {}\n", kda_version_string(), kda_source_hash(),
-               device_text(options.device), o.rounds.seed);
+               bench::device_text(options.device), o.rounds.seed);
   }
   Json json = head(o);
-  json["device"] = device_text(options.device);
+  json["device"] = bench::device_text(options.device);
   json["benches"] = Json::array();
   const std::vector<bench::Variant> rates = bench::copy_rate_variants(setting);
-  for (const Item& item : chosen(o)) {
-    const Workload workload = make_workload(item, o, setting);
+  int held = 0, missed = 0;
+  for (const bench::Target& target : chosen_on_device(o)) {
+    const Workload workload = target.make(setting);
     std::vector<bench::Variant> variants = workload.variants;
     variants.insert(variants.end(), rates.begin(), rates.end());
-    const bench::DeviceRounds rounds = bench::run_device_rounds(context.get(), variants, o.rounds);
-    if (text) print_device(workload, rounds);
-    json["benches"].push_back(device_json(workload, rounds));
+    const bench::DeviceRounds rounds = bench::run_device_rounds(context.get(), variants, o.rounds, modes_of(o));
+    if (text) bench::print_device(workload, rounds, target.limit);
+    Json one = bench::device_json(workload, rounds, target.limit);
+    if (!target.name.empty()) one["target"] = target.name;
+    json["benches"].push_back(std::move(one));
+    held += target.limit.none() ? 0 : 1;
+    missed += bench::meets(workload, rounds, target.limit) ? 0 : 1;
   }
+  if (text && held > 0) fmt::print("\n{} of {} targets missed\n", missed, held);
   o.json.write(json);
   return kDone;
 }
@@ -270,11 +314,20 @@ int run(const Options& o) {
   return o.device == "cpu" ? run_on_cpu(o) : run_on_device(o);
 }
 
+void add_modes(CLI::App& verb, Options& o) {
+  std::map<std::string, int> names;
+  for (const bench::Mode mode : bench::kModes) names[bench::mode_name(mode)] = static_cast<int>(mode);
+  CLI::Option* const option =
+      verb.add_option("--modes", o.modes, "Ways of timing on a device, several by commas (default: all)");
+  option->delimiter(',');
+  set_names(*option, std::move(names));
+}
+
 void add_shape_options(CLI::App& verb, Options& o) {
   constexpr int64_t kMost = int64_t{1} << 30;
   verb.add_option("--heads", o.heads, "H")->check(whole(1, kMost));
   verb.add_option("--tokens", o.tokens, "T, of prefill, conv, gated_norm")->check(whole(1, kMost));
-  verb.add_option("--sequences", o.sequences, "N")->check(whole(1, kMost));
+  verb.add_option("--sequences", o.sequences, "N; of segments, how many are merged")->check(whole(1, kMost));
   verb.add_option("--rows", o.rows, "Rows of a copy")->check(whole(1, kMost));
   verb.add_option("--key-dim", o.key_dim, "K")->check(whole(1, kMost));
   verb.add_option("--value-dim", o.value_dim, "V")->check(whole(1, kMost));
@@ -283,6 +336,8 @@ void add_shape_options(CLI::App& verb, Options& o) {
   add_dtype(verb, "--state-dtype", o.state, "dtype of the recurrent pool (default fp32)");
   add_gate_family(verb, o.gate, "gate of prefill (default softplus)");
   verb.add_flag("--ds", o.ds, "conv: column-fastest windows");
+  verb.add_flag("--records", o.records,
+                "decode: verify in recover mode, the window before committed in the same call");
   verb.add_flag("--columns", o.columns, "conv: one token a row");
   verb.add_flag("--dense", o.dense, "copy: rows side by side instead of in larger pages");
   verb.add_flag("--int64", o.int64, "copy: indices of 64 bits");
@@ -300,15 +355,18 @@ std::function<int()> add_bench(CLI::App& app) {
       "the CPU; on a device its copy rate, in graphs, between events, until a call returns and until it is done");
   auto o = std::make_shared<Options>();
   o->verb = verb;
-  verb->add_option("what", o->what,
-                   "cpu (prefill and decode; the default there), all (the default on a device), prefill, decode, "
-                   "decode_step, copy, metadata, conv, gated_norm")
+  verb->add_option(
+          "what", o->what,
+          "cpu (prefill and decode; the default there), all (the default on a device), targets (what kernels "
+          "on a device are held to), prefill, decode, decode_step, copy, metadata, conv, gated_norm, segments")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(kNames), std::end(kNames))));
   verb->add_option("--backend", o->backend, "auto, portable, fused or reference");
   verb->add_option("--device", o->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
   verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(whole(0, kMostThreads));
   verb->add_option("--rounds", o->rounds.rounds, "Rounds that are kept (default 15)")->check(whole(1, INT32_MAX));
   verb->add_option("--seed", o->rounds.seed, "Seed of the order within the rounds (default 1)");
+  verb->add_option("--filter", o->filter, "targets: those whose names contain this");
+  add_modes(*verb, *o);
   verb->add_flag("--cpu-time", o->rounds.cpu_time, "Judge by CPU time: for one thread beside other loads");
   add_shape_options(*verb, *o);
   o->json.add_to(*verb, true);

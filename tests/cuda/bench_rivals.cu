@@ -1,15 +1,15 @@
-#include "bench_copy_baseline.h"
+#include "bench_rivals.h"
 #include "runtime.h"
 
 namespace kda::cuda_test {
 namespace {
 
-__device__ __forceinline__ int64_t index_at(const BaselineCopy& c, int64_t i) {
+__device__ __forceinline__ int64_t index_at(const RivalCopy& c, int64_t i) {
   return c.wide ? static_cast<const int64_t*>(c.indices)[i] : static_cast<const int32_t*>(c.indices)[i];
 }
 
 // A row a block along y, 16 bytes a thread.
-__global__ void index_select_kernel(BaselineCopy c, bool clamp) {
+__global__ void index_select_kernel(RivalCopy c, bool clamp) {
   const int64_t i = blockIdx.y, at = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 16;
   if (at >= c.row_bytes) return;
   int64_t row = index_at(c, i);
@@ -19,7 +19,7 @@ __global__ void index_select_kernel(BaselineCopy c, bool clamp) {
 }
 
 // masked_fill: reads the mask for every element, writes where it says so.
-__global__ void masked_clear_kernel(BaselineCopy c) {
+__global__ void masked_clear_kernel(RivalCopy c) {
   const int64_t i = blockIdx.y, at = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 16;
   if (at >= c.row_bytes) return;
   const int64_t row = index_at(c, i);
@@ -29,7 +29,7 @@ __global__ void masked_clear_kernel(BaselineCopy c) {
 
 // Four elements a thread, each with its own row and index, as element-wise indexing kernels have them.
 template <class T>
-__global__ void index_put_kernel(BaselineCopy c) {
+__global__ void index_put_kernel(RivalCopy c) {
   const auto elements = c.row_bytes / static_cast<int64_t>(sizeof(T));
   const int64_t first = int64_t{blockIdx.x} * (blockDim.x * 4) + threadIdx.x;
 #pragma unroll
@@ -42,34 +42,36 @@ __global__ void index_put_kernel(BaselineCopy c) {
   }
 }
 
-__global__ void unchecked_scatter_kernel(BaselineCopy c) {
+__global__ void unchecked_scatter_kernel(RivalCopy c) {
   const int64_t i = blockIdx.y, at = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 16;
   if (at >= c.row_bytes) return;
   *reinterpret_cast<uint4*>(c.pool + index_at(c, i) * c.pool_stride + at) =
       *reinterpret_cast<const uint4*>(c.packed + i * c.row_bytes + at);
 }
 
-__global__ void compare_kernel(const uint32_t* a, const uint32_t* b, size_t count, int* different) {
-  const size_t stride = size_t{gridDim.x} * blockDim.x;
-  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
-    if (a[i] != b[i]) *different = 1;
-  }
+// What a graph of dependent launches costs when the kernels do nothing, or read one value that the one before wrote.
+__global__ void chained_kernel(int* value, int reads) {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (reads == 0) return;
+  const int x = *static_cast<volatile int*>(value);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *value = x + 1;
 }
 
 constexpr int kThreads = 256;
-dim3 row_grid(const BaselineCopy& c) {
+dim3 row_grid(const RivalCopy& c) {
   return dim3(static_cast<unsigned>((c.row_bytes / 16 + kThreads - 1) / kThreads), static_cast<unsigned>(c.n));
 }
 
 }  // namespace
 
-void baseline_gather(const BaselineCopy& c, cudaStream_t stream) {
+void index_select(const RivalCopy& c, cudaStream_t stream) {
   index_select_kernel<<<row_grid(c), kThreads, 0, stream>>>(c, true);
   masked_clear_kernel<<<row_grid(c), kThreads, 0, stream>>>(c);
   KDA_REQUIRE_CUDA(cudaGetLastError());
 }
 
-void baseline_scatter(const BaselineCopy& c, cudaStream_t stream) {
+void index_put(const RivalCopy& c, cudaStream_t stream) {
   const int64_t elements = c.n * (c.row_bytes / c.element);
   const auto blocks = static_cast<unsigned>((elements + 511) / 512);
   if (c.element == 4) index_put_kernel<uint32_t><<<blocks, 128, 0, stream>>>(c);
@@ -77,22 +79,24 @@ void baseline_scatter(const BaselineCopy& c, cudaStream_t stream) {
   KDA_REQUIRE_CUDA(cudaGetLastError());
 }
 
-void unchecked_copy(const BaselineCopy& c, bool scatter, cudaStream_t stream) {
+void unchecked_copy(const RivalCopy& c, bool scatter, cudaStream_t stream) {
   if (scatter) unchecked_scatter_kernel<<<row_grid(c), kThreads, 0, stream>>>(c);
   else index_select_kernel<<<row_grid(c), kThreads, 0, stream>>>(c, false);
   KDA_REQUIRE_CUDA(cudaGetLastError());
 }
 
-bool same_bytes(const void* a, const void* b, size_t bytes) {
-  int* different = nullptr;
-  int host = 0;
-  KDA_REQUIRE_CUDA(cudaMalloc(reinterpret_cast<void**>(&different), sizeof(int)));
-  KDA_REQUIRE_CUDA(cudaMemset(different, 0, sizeof(int)));
-  compare_kernel<<<1024, 256>>>(static_cast<const uint32_t*>(a), static_cast<const uint32_t*>(b), bytes / 4,
-                                different);
-  KDA_REQUIRE_CUDA(cudaMemcpy(&host, different, sizeof(int), cudaMemcpyDeviceToHost));
-  KDA_REQUIRE_CUDA(cudaFree(different));
-  return host == 0;
+void launch_chained(int* value, int reads, bool early, cudaStream_t stream) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(128);
+  config.blockDim = dim3(128);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  void* arguments[] = {&value, &reads};
+  KDA_REQUIRE_CUDA(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(chained_kernel), arguments));
 }
 
 }  // namespace kda::cuda_test

@@ -8,7 +8,7 @@
 
 namespace kda::cuda_test {
 
-struct BaselineCopy {
+struct RivalCopy {
   char* pool;
   char* packed;
   int64_t pool_stride, row_bytes;  // bytes; packed is dense
@@ -20,12 +20,14 @@ struct BaselineCopy {
 };
 
 // index_select in 16-byte pieces, then a masked clear in a second launch.
-void baseline_gather(const BaselineCopy& c, cudaStream_t stream);
-// index_put, element by element.
-void baseline_scatter(const BaselineCopy& c, cudaStream_t stream);
+void index_select(const RivalCopy& c, cudaStream_t stream);
+// Element by element.
+void index_put(const RivalCopy& c, cudaStream_t stream);
 // A gather or scatter without any test of index or flag: what the validity predicates cost (U-2).
-void unchecked_copy(const BaselineCopy& c, bool scatter, cudaStream_t stream);
-// True if two ranges hold the same bytes.
-bool same_bytes(const void* a, const void* b, size_t bytes);
+void unchecked_copy(const RivalCopy& c, bool scatter, cudaStream_t stream);
+
+// A kernel of 128 blocks that does nothing (`reads` 0) or waits for one value of the grid before; `early`: launched with
+// programmatic serialisation.
+void launch_chained(int* value, int reads, bool early, cudaStream_t stream);
 
 }  // namespace kda::cuda_test
