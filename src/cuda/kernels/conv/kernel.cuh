@@ -176,40 +176,57 @@ struct ConvWarp {
     }
   }
 
+  // What a lane holds on its way down the rows.
+  struct Walk {
+    ConvVector<C> ring[kRows];  // the next rows: each is asked for as soon as its place is free
+    float w[kChannels][kWidth], past[kWidth - 1][kChannels];
+    const Io* ahead;
+    Io* to;
+    int32_t left;
+  };
+
   __device__ __forceinline__ void run() const {
     const int32_t width = C::kVectors ? kWidth : p.width;
-    auto left = static_cast<int32_t>(end - begin);
-    // A ring of the next rows: each is asked for as soon as its place is free.
-    ConvVector<C> ring[kRows];
-    const Io* ahead = input(begin);
+    Walk walk;
+    walk.left = static_cast<int32_t>(end - begin);
+    walk.ahead = input(begin);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r, ahead += part.in.x_row) {
-      if (r < left) ring[r].load(ahead);
+    for (int r = 0; r < kRows; ++r, walk.ahead += part.in.x_row) {
+      if (r < walk.left) walk.ring[r].load(walk.ahead);
     }
-    float w[kChannels][kWidth], past[kWidth - 1][kChannels];
-    load_taps(w, width);
-    load_past(past, width);
+    load_taps(walk.w, width);
+    load_past(walk.past, width);
     const bool in_order = !p.out_rows.present();
-    Io* to = in_order ? output(begin) : nullptr;
+    const bool usual = C::kVectors && in_order && part.in.bias == nullptr && p.activation != 0;
+    walk.to = in_order ? output(begin) : nullptr;
 #pragma unroll 1
-    for (int64_t t = begin; left > 0; t += kRows, left -= kRows) {
+    for (int64_t t = begin; walk.left > 0; t += kRows, walk.left -= kRows) {
+      if (usual && walk.left >= kRows) pass<true>(walk, t, width);
+      else pass<false>(walk, t, width);
+    }
+  }
+
+  // The ring's rows. kUsual: all of them exist, go out in order, without bias, through SiLU; what is asked of each
+  // row otherwise costs as many instructions as the row.
+  template <bool kUsual>
+  __device__ __forceinline__ void pass(Walk& walk, int64_t t, int32_t width) const {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r, ahead += part.in.x_row) {
-        if (r >= left) break;
-        ConvVector<C> y = ring[r];
-        if (r + kRows < left) ring[r].load(ahead);
+    for (int r = 0; r < kRows; ++r, walk.ahead += part.in.x_row) {
+      if (!kUsual && r >= walk.left) break;
+      ConvVector<C> y = walk.ring[r];
+      if (r + kRows < walk.left) walk.ring[r].load(walk.ahead);
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) {
-          conv_from_fp32(advance(w[c], past, c, conv_to_fp32(y.element[c]), width), y.element[c]);
-        }
-        if (!in_order) to = output(t + r);
-        if (to != nullptr) y.store(to);
-        to += part.out_row;
+      for (int c = 0; c < kChannels; ++c) {
+        conv_from_fp32(advance<kUsual>(walk.w[c], walk.past, c, conv_to_fp32(y.element[c]), width), y.element[c]);
       }
+      if (!kUsual && p.out_rows.present()) walk.to = output(t + r);
+      if (kUsual || walk.to != nullptr) y.store(walk.to);
+      walk.to += part.out_row;
     }
   }
 
   // One output of channel c; the past moves on by x.
+  template <bool kUsual>
   __device__ __forceinline__ float advance(const float (&w)[kWidth], float (&past)[kWidth - 1][kChannels], int c,
                                            float x, int32_t width) const {
     float sum = __fmul_rn(w[0], past[0][c]);
@@ -224,7 +241,7 @@ struct ConvWarp {
         if (j == width - 1) sum = __fmaf_rn(w[j], x, sum);
       }
     }
-    if (part.in.bias != nullptr) sum = __fadd_rn(sum, __ldg(part.in.bias + channel + c));
+    if (!kUsual && part.in.bias != nullptr) sum = __fadd_rn(sum, __ldg(part.in.bias + channel + c));
 #pragma unroll
     for (int j = 0; j + 1 < kWidth - 1; ++j) {
       if (C::kVectors || j + 1 < width - 1) past[j][c] = past[j + 1][c];
@@ -237,7 +254,7 @@ struct ConvWarp {
         if (j == width - 2) past[j][c] = x;
       }
     }
-    return p.activation ? silu(sum) : sum;
+    return kUsual || p.activation ? silu(sum) : sum;
   }
 
   __device__ __forceinline__ void windows(int64_t n) const {
