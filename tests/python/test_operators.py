@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("libkda.torch")
 import cases
+import libkda.torch as kt
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Relative L2 against the oracle: fp32 paths; bf16: the rounding of the output and tensor cores (spec N-9).
@@ -88,3 +89,32 @@ def test_F27_two_threads_agree_with_one(device):
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         for got in threads.map(lambda _: case.by_operator(), range(16)):
             assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("make", cases.MAKERS, ids=lambda m: m.__name__)
+def test_measured_and_lent_scratch(device, make):
+    """What measure says is enough, to the byte, and gives the same bits; a call that is only measured writes nothing."""
+    case = make(device)
+    want = case.by_operator()
+    c, op = case.clone()
+    tensors = [t for t in [*c.args, *c.kwargs.values()] if isinstance(t, torch.Tensor)]
+    before = [t.clone() for t in tensors]
+    with kt.measure() as need:
+        op(*c.args, **c.kwargs)
+    assert all(torch.equal(t, b) for t, b in zip(tensors, before, strict=True))
+    memory = torch.full((need.bytes + 512,), 255, dtype=torch.uint8, device=device)
+    begin = -memory.data_ptr() % 256
+    with kt.scratch(memory[begin : begin + need.bytes]):
+        got = case.by_operator()
+    assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+    assert (memory[:begin] == 255).all() and (memory[begin + need.bytes :] == 255).all()
+    if need.bytes:
+        assert not (memory == 255).all()
+        with (
+            kt.scratch(memory[begin : begin + need.bytes - 1]),
+            pytest.raises(RuntimeError, match=f"wanted {need.bytes} bytes"),
+        ):
+            op(*c.args, **c.kwargs)
+        assert all(torch.equal(t, b) for t, b in zip(tensors, before, strict=True))
+    with pytest.raises(ValueError, match="uint8"), kt.scratch(torch.zeros(4)):
+        pass

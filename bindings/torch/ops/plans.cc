@@ -1,5 +1,6 @@
 #include "plans.h"
 
+#include <algorithm>
 #include <bit>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,35 @@
 
 // In libtorch_cuda: absent where PyTorch was built for the CPU.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+
+namespace {
+
+// A caller with its own memory plan (a serving framework's workspace) lends scratch to the operators of its thread.
+struct Lent {
+  void* data = nullptr;
+  size_t bytes = 0;
+  bool measuring = false;
+  size_t needed = 0;
+};
+thread_local Lent lent;
+
+}  // namespace
+
+// Operators of the calling thread take their scratch from `data` until the next call (less what its
+// alignment costs); NULL: from PyTorch again.
+extern "C" __attribute__((visibility("default"))) void libkda_torch_lend(void* data, size_t bytes) {
+  void* const aligned = std::align(KDA_WORKSPACE_ALIGNMENT, 0, data, bytes);
+  lent.data = aligned != nullptr ? aligned : data;
+  lent.bytes = aligned != nullptr ? bytes : 0;
+}
+
+// on: operators of the calling thread make their plans but run nothing. Returns the largest need since it was last
+// on.
+extern "C" __attribute__((visibility("default"))) size_t libkda_torch_measure(int32_t on) {
+  if (on != 0) lent.needed = 0;
+  lent.measuring = on != 0;
+  return lent.needed;
+}
 
 namespace kda::torch_ops {
 namespace {
@@ -145,10 +175,26 @@ void* current_stream(kda_device device) {
   return stream;
 }
 
+bool only_measured(const kda_plan* plan) {
+  if (!lent.measuring) return false;
+  size_t bytes = 0;
+  check(kda_plan_workspace_size(plan, &bytes));
+  lent.needed = std::max(lent.needed, bytes);
+  return true;
+}
+
 Scratch::Scratch(const kda_plan* plan, kda_device device) {
   size_t bytes = 0;
   check(kda_plan_workspace_size(plan, &bytes));
   if (bytes == 0) return;
+  if (lent.data != nullptr) {
+    if (bytes > lent.bytes) {
+      throw std::runtime_error("WORKSPACE_TOO_SMALL: scratch: wanted " + std::to_string(bytes) +
+                               " bytes, lent were " + std::to_string(lent.bytes));
+    }
+    grant_ = {lent.data, lent.bytes};
+    return;
+  }
   // The CPU's allocator aligns to 64 bytes only.
   const int64_t shape = static_cast<int64_t>(bytes) + (device.type == KDA_CPU ? KDA_WORKSPACE_ALIGNMENT : 0);
   memory_ = empty(&shape, 1, KDA_UINT8, device);

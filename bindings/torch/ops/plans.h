@@ -70,7 +70,12 @@ const kda_plan* plan_of(const PlanRequest& request, const Desc& desc,
 // PyTorch's current stream of a CUDA device; null on the CPU.
 void* current_stream(kda_device device);
 
-// Scratch memory of one run from PyTorch's allocator, so that its lifetime follows the stream and graphs own it.
+// Whether the calling thread only asks how much scratch its operators need (libkda_torch_measure); notes the plan's
+// need.
+bool only_measured(const kda_plan* plan);
+
+// Scratch memory of one run: what the calling thread was lent (libkda_torch_lend), else from PyTorch's allocator, so
+// that its lifetime follows the stream and graphs own it.
 class Scratch {
  public:
   Scratch(const kda_plan* plan, kda_device device);
@@ -87,6 +92,7 @@ class Scratch {
 template <class Args>
 void run(const kda_plan* plan, kda_status (*function)(const kda_plan*, const Args*, kda_workspace, void*),
          const Args& args, kda_device device) {
+  if (only_measured(plan)) return;
   const Scratch scratch(plan, device);
   check(function(plan, &args, scratch.get(), current_stream(device)));
 }

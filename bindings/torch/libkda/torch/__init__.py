@@ -435,6 +435,7 @@ def metadata(
     return out
 
 
+from libkda.torch._scratch import measure, scratch
 from libkda.torch.serving import LayerContext, Mixer, Step, attention, serving
 
 __all__ = [
@@ -456,9 +457,11 @@ __all__ = [
     "decode",
     "decode_step",
     "gated_norm",
+    "measure",
     "metadata",
     "plan_words",
     "prefill",
+    "scratch",
     "segment_merge",
     "segment_summary",
     "serving",
