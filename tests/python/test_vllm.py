@@ -1,0 +1,440 @@
+"""vLLM's three KDA layers on libkda: real layer classes and metadata builders, steps as the runner makes them (XV-31)."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("libkda.torch")
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+pytest.importorskip("vllm", reason="vllm is not installed")
+from vllm.model_executor.custom_op import op_registry_oot
+
+import libkda
+import libkda.vllm
+import vllm_steps
+from vllm_steps import CLASSES, Layer, Request, engine_config, error, reference
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+NAMES = {kind: c.__name__ for kind, c in CLASSES.items()}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    for name in NAMES.values():
+        op_registry_oot.pop(name, None)
+    monkeypatch.delenv("LIBKDA_VLLM", raising=False)
+    libkda.vllm.register()
+    libkda.stats(reset=True)
+    yield
+    for name in NAMES.values():
+        op_registry_oot.pop(name, None)
+
+
+@pytest.fixture(params=CLASSES)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(params=["SD", "DS"])
+def layout(request, monkeypatch):
+    """vLLM reads the layout of conv pools from the environment, once."""
+    from vllm.model_executor.layers.mamba import mamba_utils
+
+    monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", request.param)
+    mamba_utils.get_conv_state_layout.cache_clear()
+    yield request.param
+    monkeypatch.undo()
+    mamba_utils.get_conv_state_layout.cache_clear()
+
+
+def served(kind):
+    phases = ("prefill", "decode", "spec")
+    return {p: libkda.stats().get(f"vllm.{NAMES[kind]}.{p}", {}).get("served", 0) for p in phases}
+
+
+def declined(kind, phase):
+    return [r for r in libkda.stats().get(f"vllm.{NAMES[kind]}.{phase}", {}) if r != "served"]
+
+
+def test_the_layer_is_libkdas_and_its_views_are_strided(kind):
+    layer = Layer(kind, engine_config())
+    part = layer.layer
+    assert type(part).__name__ == f"LibKDA{NAMES[kind]}" and isinstance(part, CLASSES[kind])
+    assert part.get_attn_backend().get_name() == ("LIBKDA_K3" if kind == "k3" else "LIBKDA_GDN")
+    assert layer.builder._cudagraph_support == type(layer.builder).__mro__[2]._cudagraph_support
+    conv, state = part.kv_cache
+    assert state.stride(0) * state.element_size() == layer.page.shape[-1] > state[0].numel() * state.element_size()
+    assert conv.data_ptr() == layer.page.data_ptr()
+
+
+def test_chunked_prefill_mixed_and_decode_equal_one_request_alone(kind, layout, monkeypatch):
+    """A request's bits do not depend on the steps it was served in: alone, among others, cut at multiples of 64."""
+    vllm_steps.batch_invariant(monkeypatch)
+    layer = Layer(kind, engine_config())
+    assert layer.layer.libkda.shape.layout == layout
+    alone = Request(1, 135, slots=[2], prompt=130)
+    want = [layer.step([(alone, 130, 0)])[0]] + [layer.step([(alone, 1, 0)])[0] for _ in range(5)]
+    a, b = Request(1, 135, slots=[5], prompt=130), Request(2, 80, slots=[9], prompt=77)
+    c = Request(3, 40, slots=[4], prompt=9)
+    got = [layer.step([(a, 64, 0)])[0], layer.step([(c, 9, 0), (a, 64, 0)])[1]]
+    got.append(layer.step([(c, 1, 0), (a, 2, 0), (b, 64, 0)])[1])
+    got.append(layer.step([(a, 1, 0), (c, 1, 0), (b, 13, 0)])[0])
+    for _ in range(4):
+        got.append(layer.step([(c, 1, 0), (a, 1, 0)])[1])
+    assert torch.equal(torch.cat(got), torch.cat(want))
+    assert torch.equal(layer.state(a), layer.state(alone))
+    exact, state = reference(layer, a, 135)
+    assert error(torch.cat(got), exact) <= 1e-5 and error(layer.state(a), state) <= 1e-5
+    exact, state = reference(layer, b, 77)
+    assert error(layer.state(b), state) <= 1e-5
+    assert served(kind) == {"prefill": 5, "decode": 11, "spec": 0}
+
+
+def test_verify_with_rejected_drafts_equals_plain_decode(kind, layout, monkeypatch):
+    vllm_steps.batch_invariant(monkeypatch)
+    plain = Layer(kind, engine_config())
+    alone = Request(1, 90, slots=[3], prompt=70)
+    want = torch.cat([plain.step([(alone, 70, 0)])[0]] + [plain.step([(alone, 1, 0)])[0] for _ in range(20)])
+    layer = Layer(kind, engine_config(drafts=2))
+    a, b = Request(1, 90, slots=[1, 2, 3], prompt=70), Request(2, 90, slots=[6, 5, 4], prompt=66)
+    c = Request(3, 200, slots=[7, 8, 9])
+    got = list(layer.step([(a, 70, 0)]))
+    layer.step([(b, 66, 0)])
+    # (tokens of a, rejected of a, the same of b, tokens that c prefills beside them, where c stands)
+    for at, (na, ra, nb, rb, nc) in enumerate(
+        [
+            (3, 0, 3, 2, 0),
+            (3, 1, 1, 0, 64),
+            (3, 2, 3, 0, 0),
+            (1, 0, 2, 1, 1),
+            (2, 0, 3, 1, 63),
+            (3, 0, 3, 0, 0),
+            (3, 1, 3, 2, 0),
+        ]
+    ):
+        step = [(a, na, ra), (b, nb, rb)]
+        if nc:
+            step.insert(at % 3, (c, nc, 0))
+        rows = layer.step(step, pad_requests=at % 2)[step.index((a, na, ra))]
+        got.append(rows[: na - ra])
+    got = torch.cat(got)
+    assert torch.equal(got, want[: got.shape[0]])
+    assert error(got, reference(layer, a, got.shape[0])[0]) <= 1e-5
+    assert torch.equal(layer.layer.kv_cache[1][a.slots[a.accepted - 1]], _state_after(plain, kind, a.computed, want))
+    assert error(layer.layer.kv_cache[1][c.slots[0]], reference(layer, c, c.computed)[1]) <= 1e-5
+    assert served(kind)["spec"] == 7 and served(kind)["prefill"] == 2 + 5
+
+
+def _state_after(layer, kind, tokens, _):
+    request = Request(1, 90, slots=[11], prompt=70)
+    layer.step([(request, 70, 0)])
+    for _ in range(tokens - 70):
+        layer.step([(request, 1, 0)])
+    return layer.state(request).clone()
+
+
+def test_padding_rows_and_the_null_block_are_left_alone(kind):
+    layer = Layer(kind, engine_config(drafts=2))
+    plain = Layer(kind, engine_config(), prefix="model.layers.1.attn")
+    for part, spec in ((layer, True), (plain, False)):
+        a = Request(1, 40, slots=[1, 2, 3] if spec else [1], prompt=20)
+        before = part.page.clone()
+        part.step([(a, 20, 0)], pad_requests=2, pad_tokens=5)
+        part.step([(a, 3 if spec else 1, 0)], pad_requests=3, pad_tokens=6)
+        touched = [1, 2, 3] if spec else [1]
+        untouched = [s for s in range(part.page.shape[0]) if s not in touched]
+        assert torch.equal(part.page[untouched], before[untouched])
+        assert torch.equal(part.page[..., -vllm_steps.PAD_BYTES :], before[..., -vllm_steps.PAD_BYTES :])
+
+
+def test_tables_for_a_graph_lie_in_vllms_buffers(kind):
+    """With full graphs a decode or verify step reads the builder's persistent tables alone, padded with the null block."""
+    for drafts in (0, 2):
+        layer = Layer(kind, engine_config(drafts=drafts), prefix=f"model.layers.{drafts}.attn")
+        if kind == "k3" and drafts:
+            continue  # its tables are staged by a kernel of vLLM's that needs a GPU
+        layer.builder.use_full_cuda_graph = True
+        requests = [Request(i, 30, slots=[i + 1, 10, 11][: 1 + drafts], prompt=5) for i in range(2)]
+        for r in requests:
+            r.computed = 6
+        _, m = layer.metadata([(r, 1 + drafts, 0) for r in requests], pad_requests=3)
+        group = m.libkda.spec if drafts else m.libkda.decode
+        assert (m.libkda.prefill, m.libkda.decode if drafts else m.libkda.spec) == (None, None)
+        assert group.slots.shape[0] == 5 and not group.slots[2:].any()
+        owner = layer.builder.spec_state_indices_tensor if drafts else layer.builder.non_spec_state_indices_tensor
+        assert group.slots.data_ptr() == owner.data_ptr()
+        offsets = group.rows.sequences["cu_seqlens"]
+        assert offsets.tolist() == [0, 1 + drafts] + [2 + 2 * drafts] * 4
+        if kind != "k3":
+            owner = layer.builder.spec_query_start_loc if drafts else layer.builder.non_spec_query_start_loc
+            assert offsets.data_ptr() == owner.data_ptr()
+        if drafts:
+            assert group.accepted.data_ptr() == layer.builder.num_accepted_tokens.data_ptr()
+            assert group.accepted.tolist() == [1] * 5
+
+
+def test_another_cache_groups_metadata_has_its_own_slots():
+    layer = Layer("glm", engine_config(drafts=2))
+    a, b = Request(1, 90, slots=[1, 2, 3], prompt=70), Request(2, 90, slots=[4, 5, 6])
+    layer.step([(a, 70, 0)])
+    common, m = layer.metadata([(a, 3, 0), (b, 30, 0)])
+    moved = layer.builder.update_block_table(m, common.block_table_tensor + 10, common.slot_mapping)
+    assert moved.libkda.spec.slots.tolist() == [[11, 12, 13]] and moved.libkda.prefill.slots.tolist() == [14]
+    assert m.libkda.spec.slots.tolist() == [[1, 2, 3]]
+    assert moved.libkda.spec.rows is m.libkda.spec.rows
+
+
+def test_M14_chunk_tables_are_vllms():
+    from libkda.vllm._metadata import chunk_tables
+
+    lengths = torch.tensor([1, 63, 64, 65, 130, 200, 0, 0, 0])  # padding last, as vLLM has it
+    starts = torch.cat([torch.zeros(1), lengths.cumsum(0)]).to(torch.int32)
+    indices, offsets = chunk_tables(starts, starts, 600, 8)
+    want = [[n, c] for n, length in enumerate(lengths.tolist()) for c in range(-(-length // 64))]
+    assert indices.tolist() == want and indices.dtype == starts.dtype
+    assert offsets.tolist() == [0, *(-(-lengths // 64)).cumsum(0).tolist()]
+
+
+def _no_prefill_here(*_, **__):
+    raise AssertionError("vLLM's own path ran")
+
+
+@pytest.mark.parametrize(
+    "key, phase", [("kda_prefill_backend", "prefill"), ("kda_decode_backend", "decode"), ("kda_spec_decode_backend", "spec")]
+)
+def test_an_explicit_key_of_vllm_leaves_the_phase_to_vllm(kind, key, phase, monkeypatch):
+    stock = []
+    monkeypatch.setattr(CLASSES[kind], "_forward", lambda self, **k: stock.append(self))
+    monkeypatch.setattr(CLASSES[kind], "_forward", lambda self, *a: stock.append(self))
+    value = "native" if phase == "spec" else "triton"
+    layer = Layer(kind, engine_config(drafts=2, **{key: value}))
+    a = Request(1, 40, slots=[1, 2, 3], prompt=30)
+    layer.step([(a, 30, 0)])
+    layer.step([(a, 3, 0)])
+    counts = served(kind)
+    assert declined(kind, phase) == [f"declined: {key}={value}"]
+    if phase == "decode":  # every decode row of an engine with drafts is speculative
+        assert counts["prefill"] == counts["spec"] == 1 and not stock
+    else:
+        assert len(stock) == 1 and counts[phase] == 0 and counts["spec" if phase == "prefill" else "prefill"] == 1
+    offered = layer.spec.num_prefill_checkpoint_blocks, layer.spec.prefill_checkpoint_alignment
+    assert offered == (0, None)  # a step of vLLM's Triton prefill would not write what it was handed out
+
+
+def test_all_phases_off_is_the_stock_layer(kind):
+    layer = Layer(kind, engine_config(libkda={"prefill": "off", "decode": "off"}))
+    assert layer.layer.libkda is None
+    assert layer.layer.get_attn_backend().get_name() == ("KIMI_K3_KDA" if kind == "k3" else "GDN_ATTN")
+    assert layer.spec == super(type(layer.layer).__mro__[1], layer.layer).get_kv_cache_spec(layer.config)
+
+
+def test_options(kind, monkeypatch):
+    for wrong in ({"libkda": {"prefil": "auto"}}, {"libkda": {"prefill": "cutedsl"}}, {"libkda": 3}, {"libkda": {"strict": 1}}):
+        with pytest.raises(ValueError, match="prefil|cutedsl|wanted"):
+            Layer(kind, engine_config(**wrong))
+    monkeypatch.setenv("LIBKDA_VLLM", '{"decode": "off", "prefill": "triton"}')
+    layer = Layer(kind, engine_config(libkda={"decode": "auto"}))  # triton: another word for portable
+    assert layer.layer._off == {} and layer.layer._options.prefill == "portable"
+    monkeypatch.setenv("LIBKDA_VLLM", "on")
+    with pytest.raises(ValueError, match="LIBKDA_VLLM"):
+        Layer(kind, engine_config(), prefix="model.layers.1.attn")
+
+
+def test_F62_a_named_backend_that_cannot_serve_is_an_error_with_its_conditions(kind):
+    with pytest.raises(RuntimeError, match=r"fused[\s\S]*device_type: wanted cuda"):
+        Layer(kind, engine_config(libkda={"prefill": "flashkda"}))
+
+
+def test_layers_that_stay_vllms():
+    config = engine_config()
+    config.parallel_config.prefill_context_parallel_size = 2
+    layer = Layer("glm", config)
+    assert layer.layer.libkda is None and declined("glm", "prefill") == ["declined: prefill context parallelism"]
+    executor = Layer("k3", engine_config(decode_backend="latency_specialized"))
+    assert executor.layer.libkda is None
+    with pytest.raises(RuntimeError, match="prefill context parallelism"):
+        config.additional_config = {"libkda": {"strict": True}}
+        Layer("glm", config, prefix="model.layers.1.attn")
+
+
+def test_kimi_linear_survives_a_key_that_its_parent_asserts_on():
+    config = engine_config(kda_prefill_backend="flashkda")
+    layer = Layer("kimi_linear", config)
+    assert config.additional_config == {"kda_prefill_backend": "flashkda"}
+    assert declined("kimi_linear", "prefill") == ["declined: kda_prefill_backend=flashkda"]
+    assert "decode" not in layer.layer._off
+    with pytest.raises(RuntimeError, match="Triton alone"):
+        strict = engine_config(kda_prefill_backend="flashkda", libkda={"strict": True})
+        Layer("kimi_linear", strict, prefix="model.layers.1.attn")
+
+
+def test_checkpoints_are_declared_and_written(kind):
+    """Align mode: state and window at a block boundary inside a prefill go to the block that vLLM names, in the same pass."""
+    config = engine_config(cache_mode="align")
+    config.cache_config.mamba_block_size = config.cache_config.hash_block_size = 16
+    config.cache_config.cache_hit_alignment_tokens = 16
+    layer = Layer(kind, config)
+    assert (layer.spec.num_prefill_checkpoint_blocks, layer.spec.prefill_checkpoint_alignment) == (1, 16)
+    a = Request(1, 100, slots=[1])
+    a.blocks = [7, 8, 9, 1]  # of 16 tokens each; the third is the checkpoint's, the last the running state's
+    layer.builder.mamba_aligned_state_indices = torch.tensor([[1]], dtype=torch.int32)
+    common, _ = layer.metadata([(a, 50, 0)])
+    common.block_table_tensor = torch.tensor([a.blocks], dtype=torch.int32)
+    layer.metadata = lambda *_: (common, layer.builder.build(0, common))
+    assert layer.metadata()[1].libkda.prefill.checkpoint_offsets.tolist() == [[48]]
+    layer.step([(a, 50, 0)])
+    conv, state = layer.layer.kv_cache
+    assert error(state[9], reference(layer, a, 48)[1]) <= 1e-5
+    assert error(state[1], reference(layer, a, 50)[1]) <= 1e-5
+    assert torch.equal(conv[9, :3], a.rows[45:48, : 3 * vllm_steps.CHANNELS])
+    off = Layer(kind, engine_config(libkda={"checkpoint": False}), prefix="model.layers.1.attn")
+    assert off.spec.num_prefill_checkpoint_blocks == 0
+
+
+def test_workspace_is_vllms_and_does_not_grow_once_locked(kind, monkeypatch):
+    from vllm.v1.worker import workspace
+
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    monkeypatch.setattr(workspace, "_manager", workspace.WorkspaceManager(torch.device("cpu")))
+    asked = []
+    get = workspace.WorkspaceManager.get_simultaneous
+    monkeypatch.setattr(workspace.WorkspaceManager, "get_simultaneous", lambda s, *w: asked.append(w) or get(s, *w))
+    layer = Layer(kind, engine_config(max_tokens=256))
+    assert asked
+    workspace.current_workspace_manager().lock()
+    a, b = Request(1, 256, slots=[1], prompt=250), Request(2, 300, slots=[2])
+    layer.step([(a, 250, 0)])
+    layer.step([(a, 1, 0), (b, 255, 0)])
+    assert error(layer.state(b), reference(layer, b, 255)[1]) <= 1e-5
+    with pytest.raises((ValueError, RuntimeError), match="max_tokens|256"):
+        layer.step([(Request(3, 300, slots=[3]), 300, 0)])
+
+
+def test_metadata_of_another_backend_steps_aside(kind, monkeypatch):
+    stock = []
+    monkeypatch.setattr(CLASSES[kind], "_forward", lambda self, *a: stock.append(self))
+    layer = Layer(kind, engine_config())
+    layer.builder = type(layer.builder).__mro__[2](layer.spec, [layer.prefix], layer.config, torch.device("cpu"))
+    layer.step([(Request(1, 10, slots=[1]), 10, 0)])
+    assert stock == [layer.layer] and declined(kind, "prefill") == ["declined: metadata of another backend"]
+
+
+def test_a_norm_weight_loaded_later_is_seen():
+    for kind in ("k3", "kimi_linear"):
+        layer = Layer(kind, engine_config(dtype=torch.bfloat16))
+        weight = layer.layer.o_norm.weight
+        weight.weight_loader(weight, torch.full_like(weight, 2.5))
+        assert layer.layer.libkda_norm_weight.dtype == torch.float32
+        assert (layer.layer.libkda_norm_weight == 2.5).all() and (weight == 2.5).all()
+        assert "libkda_norm_weight" not in layer.layer.state_dict()
+
+
+def test_the_whole_forward(kind):
+    """Projections included: chunked prefill and decode steps through forward give the one-shot result."""
+    from vllm.forward_context import set_forward_context
+
+    layer = Layer(kind, engine_config())
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(70, vllm_steps.HIDDEN, generator=generator)
+
+    def run(slot, cuts):
+        request, out = Request(9, 70, slots=[slot], prompt=68), []
+        for tokens in cuts:
+            _, metadata = layer.metadata([(request, tokens, 0)])
+            begin = request.computed
+            with set_forward_context({layer.prefix: metadata}, layer.config), torch.inference_mode():
+                out.append(layer.layer(hidden_states=hidden[begin : begin + tokens], positions=torch.arange(tokens)))
+            request.computed += tokens
+        return torch.cat(out)
+
+    if kind == "glm":  # its norm after the mixer is a Triton kernel; vLLM's own PyTorch form of it serves here
+        layer.layer.o_norm.forward = lambda x, g: layer.layer.o_norm.forward_native(x, g)
+    for part in layer.layer.modules():  # what the CPU platform does after loading, without its repacking
+        part.cpu_linear = torch.nn.functional.linear
+    once = run(1, [70])
+    assert error(run(2, [64, 4, 1, 1]), once.double()) <= 1e-5 and once.abs().max() > 0
+
+
+# ---- registration ----
+
+
+def test_register_is_idempotent_and_leaves_others_alone(caplog):
+    before = dict(op_registry_oot)
+    libkda.vllm.register()
+    assert op_registry_oot == before and set(NAMES.values()) <= before.keys()
+
+    class Theirs(CLASSES["glm"]):
+        pass
+
+    op_registry_oot.clear()
+    op_registry_oot["Glm5NextLinearAttention"] = Theirs
+    libkda.vllm.register()
+    assert op_registry_oot["Glm5NextLinearAttention"] is Theirs
+    assert op_registry_oot["KimiK3DeltaAttention"].__name__ == "LibKDAKimiK3DeltaAttention"
+
+
+def test_switched_off(monkeypatch):
+    op_registry_oot.clear()
+    monkeypatch.setenv("LIBKDA_VLLM", "off")
+    libkda.vllm.register()
+    assert not op_registry_oot
+
+
+def test_the_guard_trips_on_a_changed_signature_and_on_another_version(monkeypatch):
+    from libkda import _guard
+
+    def _forward(self, mixed_qkv, g1, g2, beta, core_attn_out, scale):
+        pass
+
+    op_registry_oot.clear()
+    monkeypatch.setattr(CLASSES["k3"], "_forward", _forward)
+    libkda.vllm.register()
+    assert not op_registry_oot
+    monkeypatch.setenv("LIBKDA_STRICT", "1")
+    with pytest.raises(RuntimeError, match="KimiK3DeltaAttention._forward has the parameters"):
+        libkda.vllm.register()
+    monkeypatch.undo()
+    monkeypatch.setattr(_guard, "version_of", lambda package: (0, 34, 0))
+    libkda.vllm.register()
+    assert not op_registry_oot
+
+
+def test_vllm_finds_the_entry_point_and_its_allow_list_excludes_it(monkeypatch):
+    from vllm.plugins import DEFAULT_PLUGINS_GROUP, load_plugins_by_group
+
+    assert load_plugins_by_group(DEFAULT_PLUGINS_GROUP)["libkda"] is libkda.vllm.register
+    monkeypatch.setattr(vllm_steps.vllm.envs, "VLLM_PLUGINS", ["another"], raising=False)
+    assert "libkda" not in load_plugins_by_group(DEFAULT_PLUGINS_GROUP)
+
+
+# ---- state copies ----
+
+
+def test_Q05_vllms_prefill_with_libkdas_copies(kind, monkeypatch):
+    from libkda.vllm import _copies
+
+    config = engine_config(libkda={"prefill": "off", "decode": "off", "state_copy": "auto"})
+    copied = []
+
+    def stock(self, *_):
+        module = __import__(CLASSES[kind].__module__, fromlist=["_"])
+        state = self.kv_cache[1]
+        indices = torch.tensor([[3, 9], [0, 9], [5, 9]], dtype=torch.int32)[:, 0]
+        packed = module.gather_initial_states(state, indices, torch.tensor([True, False, True]))
+        assert torch.equal(packed[0], state[3]) and torch.equal(packed[2], state[5]) and not packed[1].any()
+        if kind == "glm":
+            module.scatter_states(state, packed + 1, torch.tensor([4, 5, 6], dtype=torch.int32))
+            assert torch.equal(state[4], state[3] + 1)
+            assert callable(module.scatter_states.register_warmup)
+        copied.append(True)
+
+    try:
+        monkeypatch.setattr(CLASSES[kind], "_forward", stock)
+        layer = Layer(kind, config)
+        layer.layer.kv_cache[1].normal_()
+        layer.builder = type(layer.builder)(layer.spec, [layer.prefix], config, torch.device("cpu"))
+        layer.step([(Request(1, 10, slots=[1]), 10, 0)])
+        assert copied and libkda.stats()["vllm._gather"]["served"] == 1
+    finally:
+        _copies.unwrap()

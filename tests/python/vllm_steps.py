@@ -1,0 +1,201 @@
+"""vLLM's KDA layers without an engine, on the CPU: its real layer classes and metadata builders, steps as its runner has them.
+
+A Layer is one of vLLM's three classes with random weights and a paged cache; a Request is a stream of random projections. One
+step is a list of (request, tokens, rejected ones): the runner's order, offsets, slots and accepted counts are made from it,
+vLLM's builder makes the metadata, and the layer's `_forward` gets slices of one wide projection, as `forward` would cut them.
+"""
+
+import os
+import tempfile
+import types
+
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+
+import torch
+import vllm.envs
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.distributed.parallel_state import model_parallel_is_initialized
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn import KimiGatedDeltaNetAttention
+from vllm.models.glm5next.common.kda import Glm5NextLinearAttention
+from vllm.models.kimi_k3.nvidia.kda import KimiK3DeltaAttention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+CLASSES = {"k3": KimiK3DeltaAttention, "kimi_linear": KimiGatedDeltaNetAttention, "glm": Glm5NextLinearAttention}
+HEADS, DIM, HIDDEN, WIDTH = 2, 32, 48, 4
+CHANNELS = HEADS * DIM
+PAD_BYTES = 256  # of a page that nobody uses: views of the pools have a stride of their own
+
+
+def engine_config(*, dtype=torch.float32, drafts=0, max_tokens=512, max_requests=8, cache_mode="none", **additional):
+    config = VllmConfig(additional_config=additional)
+    with set_current_vllm_config(config):
+        if not model_parallel_is_initialized():
+            init_distributed_environment(1, 0, f"file://{tempfile.mktemp()}", 0, "gloo")
+            initialize_model_parallel(1, 1)
+    config.model_config = types.SimpleNamespace(dtype=dtype, hf_text_config=None)
+    config.scheduler_config.max_num_batched_tokens = max_tokens
+    config.scheduler_config.max_num_seqs = max_requests
+    config.cache_config.mamba_block_size = 64
+    config.cache_config.mamba_cache_mode = cache_mode
+    if drafts:
+        config.speculative_config = types.SimpleNamespace(
+            num_speculative_tokens=drafts, use_eagle_block_drop=lambda: False, parallel_drafting=False
+        )
+    return config
+
+
+def model_config(kind):
+    common = dict(hidden_size=HIDDEN, hidden_act="silu", rms_norm_eps=1e-5)
+    if kind == "glm":
+        return types.SimpleNamespace(
+            linear_head_dim=DIM, linear_num_heads=HEADS, linear_conv_kernel_dim=WIDTH, linear_lower_bound=-5.0, **common
+        )
+    linear = dict(head_dim=DIM, num_heads=HEADS, short_conv_kernel_size=WIDTH, kda_layers=[0])
+    if kind == "k3":
+        linear |= dict(use_full_rank_gate=True, gate_lower_bound=-5.0)
+    return types.SimpleNamespace(linear_attn_config=linear, **common)
+
+
+class Layer:
+    """One of vLLM's layers, its builder and its cache."""
+
+    def __init__(self, kind, config, slots=24, seed=0, prefix="model.layers.0.attn"):
+        self.kind, self.config, self.prefix = kind, config, prefix
+        with set_current_vllm_config(config):
+            torch.set_default_dtype(config.model_config.dtype)
+            try:
+                self.layer = CLASSES[kind](model_config(kind), config, prefix=prefix)
+            finally:
+                torch.set_default_dtype(torch.float32)
+            self.spec = self.layer.get_kv_cache_spec(config)
+            generator = torch.Generator().manual_seed(seed)
+            for name, parameter in self.layer.named_parameters():
+                value = torch.randn(parameter.shape, generator=generator) * 0.3
+                value = value.abs() + 0.1 if "A_log" in name or "o_norm" in name else value
+                parameter.data.copy_(value)
+            self.drafts = config.num_speculative_tokens if config.speculative_config else 0
+            backend = self.layer.get_attn_backend()
+            self.builder = backend.get_builder_cls()(self.spec, [prefix], config, torch.device("cpu"))
+        self.bind(slots)
+        self.profile()
+
+    def bind(self, slots):
+        page = sum(torch.Size(s).numel() * d.itemsize for s, d in zip(self.spec.shapes, self.spec.dtypes, strict=True))
+        generator = torch.Generator().manual_seed(7)
+        raw = torch.randint(0, 60, (slots, 1, 1, page + PAD_BYTES), dtype=torch.int8, generator=generator)
+        self.page = raw  # never cleared: what is not said to be a state is rubbish
+        self.layer.bind_kv_cache(raw[..., :page])
+
+    def profile(self, tokens=16):
+        """A run without metadata, as vLLM's memory profiling does: must leave the output alone."""
+        rows = Request(0, tokens, self.config.model_config.dtype).rows
+        out = torch.full((1, tokens, HEADS, DIM), 3.0, dtype=rows.dtype)
+        with set_forward_context(None, self.config), torch.inference_mode():
+            self.layer._forward(**self.arguments(rows, out))
+        assert (out == 3.0).all()
+
+    def arguments(self, rows, out):
+        """What the class's forward hands on: views of one wide projection but for the gate."""
+        qkv, gate, z, beta, _ = rows.split([3 * CHANNELS, CHANNELS, CHANNELS, HEADS, rows.shape[1] - 5 * CHANNELS - HEADS], 1)
+        n = rows.shape[0]
+        g1 = gate.reshape(1, n, HEADS, DIM).contiguous()
+        if self.kind == "glm":
+            return dict(qkv_proj_states=qkv, g1=g1, beta=beta.unsqueeze(0), core_attn_out=out)
+        return dict(mixed_qkv=qkv, g1=g1, g2=z.unflatten(1, (HEADS, DIM)), beta=beta.unsqueeze(0), core_attn_out=out)
+
+    def metadata(self, step, pad_requests=0, pad_tokens=0):
+        """vLLM's common metadata of a step and the builder's."""
+        lengths = [tokens for _, tokens, _ in step] + [0] * pad_requests
+        starts = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+        n = len(lengths)
+        table = torch.zeros(n, 1 + self.drafts + 3, dtype=torch.int32)  # a column more than asked: rows are strided
+        for row, (request, _, _) in enumerate(step):
+            table[row, : 1 + self.drafts] = torch.tensor(request.slots)
+        context = torch.tensor([r.computed for r, _, _ in step] + [0] * pad_requests, dtype=torch.int32)
+        seq_lens = context + starts.diff()
+        common = CommonAttentionMetadata(
+            query_start_loc=starts, query_start_loc_cpu=starts.clone(), seq_lens=seq_lens,
+            seq_lens_cpu_upper_bound=seq_lens.clone(), num_reqs=n, num_actual_tokens=int(starts[-1]),
+            max_query_len=max(lengths), max_seq_len=int(seq_lens.max()),
+            block_table_tensor=table, slot_mapping=torch.zeros(int(starts[-1]) + pad_tokens, dtype=torch.int64),
+            is_prefilling=torch.tensor([r.computed < r.prompt for r, _, _ in step] + [False] * pad_requests),
+        )  # fmt: skip
+        extra = {}
+        if self.drafts:
+            drafted = [-1 if r.computed < r.prompt else tokens - 1 for r, tokens, _ in step] + [-1] * pad_requests
+            extra = dict(
+                num_accepted_tokens=torch.tensor([r.accepted for r, _, _ in step] + [1] * pad_requests, dtype=torch.int32),
+                num_decode_draft_tokens_cpu=torch.tensor(drafted, dtype=torch.int32),
+            )
+        with set_current_vllm_config(self.config):
+            return common, self.builder.build(0, common, **extra)
+
+    def step(self, step, pad_requests=0, pad_tokens=0):
+        """Runs [(request, tokens, rejected of them)]; returns each request's output rows and moves the requests on."""
+        _, metadata = self.metadata(step, pad_requests, pad_tokens)
+        rows = torch.cat([r.rows[r.computed : r.computed + tokens] for r, tokens, _ in step])
+        n = rows.shape[0]
+        rows = torch.cat([rows, rows.new_full((pad_tokens, rows.shape[1]), float("nan"))])
+        out = rows.new_full((1, n + pad_tokens, HEADS, DIM), 5.0)
+        with set_forward_context({self.prefix: metadata}, self.config), torch.inference_mode():
+            self.layer._forward(**self.arguments(rows, out))
+        assert (out[0, n:] == 5.0).all(), "rows that belong to no request are not to be written"
+        pieces = out[0, :n].split([tokens for _, tokens, _ in step])
+        for request, tokens, rejected in step:
+            verified = request.computed >= request.prompt
+            request.accepted = tokens - rejected if verified else 1
+            request.computed += tokens - rejected  # whose rows come again
+        return list(pieces)
+
+    def state(self, request):
+        return self.layer.kv_cache[1][request.slots[request.accepted - 1 if self.drafts else 0]]
+
+
+class Request:
+    """A stream of projections and its slots (1 + drafts of them). prompt: tokens that are prefilled."""
+
+    def __init__(self, seed, tokens, dtype=torch.float32, slots=(1,), prompt=None):
+        generator = torch.Generator().manual_seed(1000 + seed)
+        self.rows = torch.randn(tokens, 5 * CHANNELS + HEADS + 11, generator=generator).to(dtype)
+        self.slots, self.prompt = list(slots), tokens if prompt is None else prompt
+        self.computed, self.accepted = 0, 1
+
+
+def batch_invariant(monkeypatch):
+    monkeypatch.setattr(vllm.envs, "VLLM_BATCH_INVARIANT", True, raising=False)
+
+
+def reference(layer, request, tokens):
+    """Output [tokens,H,V] and state [H,V,K] of a request alone, token by token in float64, from the definition."""
+    part = layer.layer
+    rows = request.rows[:tokens].double()
+    qkv, raw, z, beta, _ = rows.split([3 * CHANNELS, CHANNELS, CHANNELS, HEADS, rows.shape[1] - 5 * CHANNELS - HEADS], 1)
+    convs = [part.q_conv1d, part.k_conv1d, part.v_conv1d] if layer.kind == "glm" else [part.conv1d]
+    weight = torch.cat([c.weight.detach().double().reshape(-1, WIDTH) for c in convs])
+    padded = torch.cat([qkv.new_zeros(WIDTH - 1, 3 * CHANNELS), qkv])
+    x = torch.nn.functional.silu(sum(padded[j : j + tokens] * weight[:, j] for j in range(WIDTH)))
+    q, k, v = (t.unflatten(1, (HEADS, DIM)) for t in x.split(CHANNELS, 1))
+    q, k = (t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in (q, k))
+    speed = part.A_log.detach().double().view(-1, 1).exp()
+    biased = raw.unflatten(1, (HEADS, DIM)) + part.dt_bias.detach().double().view(HEADS, DIM)
+    if layer.kind == "kimi_linear":
+        gate = -speed * torch.nn.functional.softplus(biased)
+    else:
+        gate = -5.0 * torch.sigmoid(speed * biased)
+    state, out = q.new_zeros(HEADS, DIM, DIM), []
+    for t in range(tokens):
+        state = state * gate[t].exp()[:, None, :]
+        u = beta[t].sigmoid()[:, None] * (v[t] - torch.einsum("hvk,hk->hv", state, k[t]))
+        state = state + u[:, :, None] * k[t][:, None, :]
+        out.append(torch.einsum("hvk,hk->hv", state, q[t]) * DIM**-0.5)
+    o = torch.stack(out)
+    if layer.kind != "glm":
+        o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-5) * part.o_norm.weight.detach().double()
+        o = o * torch.sigmoid(z.unflatten(1, (HEADS, DIM)))
+    return o, state
+
+
+def error(got, want):
+    return float((got.double() - want).norm() / want.norm())
