@@ -1,7 +1,9 @@
 // Times the fused prefill over the shapes of the targets table: CUDA graphs of >= 20 calls on rotating buffers,
-// rounds in shuffled order beside two copy controls, raw samples to a JSON file. Usage: prefill_fused_bench [--rounds
-// R] [--only SUBSTRING] [--gates bench,init,softplus] [--forms auto,fused,staged,stages] [--segments
-// auto|N,N,...] [--json FILE]; `auto`: as plans choose; `stages`: the staged form's first kernel alone.
+// rounds in shuffled order beside two copy controls, raw samples to a JSON file. Usage: kda_gpu_prefill_bench
+// [--rounds R] [--filter SUBSTRING] [--gates bench,init,softplus] [--forms auto,fused,staged,beside,stages]
+// [--segments auto|N,N,...] [--json FILE]; `auto`: as plans choose; `beside`: the staged form's preparation beside
+// its chains, by the cost model's best divisions of the SMs for a fast, a middling and a slow preparation; `stages`:
+// the staged form's first kernel alone; `--forms all`: these, and cuts of long sequences.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -92,8 +94,7 @@ struct Variant {
   TableRow shape;
   std::string gates, form;
   int calls = 20;
-  int segments = 1;
-  bool is_staged = false;
+  Form choice;
   double expected = 0;  // by the cost model
   cudaGraphExec_t graph = nullptr;
   std::vector<double> samples;
@@ -122,6 +123,49 @@ std::vector<std::string> split(const std::string& list) {
   return parts;
 }
 
+using Choices = std::vector<std::pair<std::string, Form>>;
+
+void add_beside(Choices& all, const CallFacts& facts) {
+  for (const double item : {1.9, 2.4, 3.0}) {
+    const Form form = beside_form(facts, item);
+    bool is_new = form.wave > 0;
+    for (const auto& [name, other] : all)
+      is_new = is_new && (other.wave != form.wave || other.prepare_ctas != form.prepare_ctas);
+    if (is_new) all.emplace_back("beside", form);
+  }
+}
+
+// The forms of a call that are to be measured, by name.
+Choices choices(const CallFacts& facts, const std::string& forms, const std::string& cuts) {
+  Choices all;
+  const bool is_long = facts.tokens / facts.sequences >= 512;
+  const auto cut_by = [&](const std::string& form, int segments) {
+    if (segments <= 1 || is_long) all.emplace_back(form, Form{segments, form != "fused"});
+  };
+  if (forms == "all") {
+    all.emplace_back("auto", choose_form(facts));
+    cut_by("fused", 1);
+    cut_by("staged", 1);
+    all.emplace_back("stages", Form{1, true});
+    add_beside(all, facts);
+    if (facts.sequences == 1 && facts.tokens > 4096 && facts.value_heads <= 32)
+      for (const int segments : {4, 5, 7, 8, 11}) cut_by("staged", segments);
+    return all;
+  }
+  for (const std::string& form : split(forms)) {
+    if (form == "auto") all.emplace_back(form, choose_form(facts));
+    else if (form == "stages") all.emplace_back(form, Form{1, true});
+    else if (form == "beside") add_beside(all, facts);
+    else
+      for (const std::string& count : split(cuts)) {
+        CallFacts alone = facts;
+        alone.may_stage = form == "staged";
+        cut_by(form, count == "auto" ? choose_form(alone).segments : std::atoi(count.c_str()));
+      }
+  }
+  return all;
+}
+
 // Memory that all variants share.
 void* shared_space(int64_t bytes) {
   static void* space = nullptr;
@@ -146,12 +190,13 @@ cudaGraphExec_t capture(const Variant& variant, const Buffers& b, int64_t n, int
   p.sequences = n, p.tokens = tokens, p.heads = p.value_heads = static_cast<int32_t>(h);
   p.initial = Initial::kAll;
   p.state_in_stride = p.state_out_stride = h * 16384, p.state_in_slots = p.state_out_slots = n;
-  p.segments = variant.segments;
+  p.segments = variant.choice.segments;
+  p.wave = variant.choice.wave, p.prepare_ctas = variant.choice.prepare_ctas;
   const int64_t cut_bytes = prefill_fused_workspace(n, p.value_heads, p.segments);
   const int64_t stage_bytes = staged_workspace(staged_positions(p), p.value_heads);
   char* space = static_cast<char*>(shared_space(cut_bytes + stage_bytes));
   if (p.segments > 1) p.segment_space = reinterpret_cast<float*>(space);
-  if (variant.is_staged) p.stages = space + cut_bytes;
+  if (variant.choice.is_staged) p.stages = space + cut_bytes;
   p.stage_positions = staged_positions(p);
   cudaGraph_t graph;
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
@@ -175,9 +220,16 @@ cudaGraphExec_t capture(const Variant& variant, const Buffers& b, int64_t n, int
 int main(int argc, char** argv) {
   int rounds = 11;
   std::string only, json, gate_list = "bench", cut = "auto", form_list = "auto";
+  if (argc % 2 == 0) {
+    std::fprintf(
+        stderr,
+        "usage: %s [--rounds R] [--filter TEXT] [--gates LIST] [--forms LIST] [--segments LIST] [--json FILE]\n",
+        argv[0]);
+    return 2;
+  }
   for (int i = 1; i + 1 < argc; i += 2) {
     if (!std::strcmp(argv[i], "--rounds")) rounds = std::atoi(argv[i + 1]);
-    if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
+    if (!std::strcmp(argv[i], "--filter")) only = argv[i + 1];
     if (!std::strcmp(argv[i], "--json")) json = argv[i + 1];
     if (!std::strcmp(argv[i], "--segments")) cut = argv[i + 1];
     if (!std::strcmp(argv[i], "--gates")) gate_list = argv[i + 1];
@@ -218,19 +270,13 @@ int main(int argc, char** argv) {
       int32_t* device_cu;
       allocate(device_cu, n + 1);
       check(cudaMemcpy(device_cu, cu.data(), (n + 1) * 4, cudaMemcpyHostToDevice), "cu");
-      for (const std::string& form : split(form_list)) {
-        for (const std::string& count : split(cut)) {
-          Variant variant;
-          variant.shape = shape, variant.gates = gates, variant.name = name, variant.form = form;
-          const Form best = choose_form({n, shape.heads, tokens, device.multiProcessorCount, true, form != "fused"});
-          variant.segments = count == "auto" ? best.segments : std::atoi(count.c_str());
-          variant.is_staged = form == "auto" ? best.is_staged : form != "fused";
-          if (form == "auto") variant.expected = best.microseconds;
-          if (form == "stages" && count != split(cut).front()) continue;
-          if (variant.segments > 1 && tokens / n < 512) continue;
-          variant.graph = capture(variant, set, n, tokens, device_cu, device.multiProcessorCount, stream);
-          variants.push_back(variant);
-        }
+      const CallFacts facts{n, shape.heads, tokens, device.multiProcessorCount};
+      for (const auto& [form, choice] : choices(facts, form_list, cut)) {
+        Variant variant;
+        variant.shape = shape, variant.gates = gates, variant.name = name, variant.form = form;
+        variant.choice = choice, variant.expected = expected_microseconds(facts, choice);
+        variant.graph = capture(variant, set, n, tokens, device_cu, device.multiProcessorCount, stream);
+        variants.push_back(variant);
       }
     }
   }
@@ -282,10 +328,11 @@ int main(int argc, char** argv) {
     if (v.gates.empty()) continue;
     const double us = median(v.samples), floor = v.shape.floor_us * 4.0 / copy_rate;
     std::printf(
-        "%-16s %-8s %-6s %s S=%-2d expected %6.1f: %8.1f us (min %.1f max %.1f)  floor %.0f = x%.2f  target %.0f = "
+        "%-16s %-8s %-6s %s S=%-2d wave %-3d preparing %-3d expected %6.1f: %8.1f us (min %.1f max %.1f)  floor %.0f "
+        "= x%.2f  target %.0f = "
         "x%.2f\n",
-        v.name.c_str(), v.gates.c_str(), v.form.c_str(), v.is_staged ? "staged" : "fused ", v.segments, v.expected,
-        us, *std::min_element(v.samples.begin(), v.samples.end()),
+        v.name.c_str(), v.gates.c_str(), v.form.c_str(), v.choice.is_staged ? "staged" : "fused ", v.choice.segments,
+        v.choice.wave, v.choice.prepare_ctas, v.expected, us, *std::min_element(v.samples.begin(), v.samples.end()),
         *std::max_element(v.samples.begin(), v.samples.end()), floor, us / floor, v.shape.target_us,
         us / v.shape.target_us);
   }
@@ -294,8 +341,9 @@ int main(int argc, char** argv) {
     file << "{\"device\": \"" << device.name << "\", \"copy_tb_per_s\": " << copy_rate << ", \"variants\": [\n";
     for (size_t i = 0; i < variants.size(); ++i) {
       file << (i ? ",\n" : "") << "{\"name\": \"" << variants[i].name << "\", \"form\": \"" << variants[i].form
-           << "\", \"staged\": " << (variants[i].is_staged ? "true" : "false")
-           << ", \"expected_us\": " << variants[i].expected << ", \"segments\": " << variants[i].segments
+           << "\", \"staged\": " << (variants[i].choice.is_staged ? "true" : "false")
+           << ", \"expected_us\": " << variants[i].expected << ", \"segments\": " << variants[i].choice.segments
+           << ", \"wave\": " << variants[i].choice.wave << ", \"prepare_ctas\": " << variants[i].choice.prepare_ctas
            << ", \"gates\": \"" << variants[i].gates << "\", \"us\": [";
       for (size_t s = 0; s < variants[i].samples.size(); ++s) file << (s ? ", " : "") << variants[i].samples[s];
       file << "]}";

@@ -1,6 +1,5 @@
 // Development program of the fused prefill: correctness against the fp64 oracle, causality and determinism by bits.
-// Usage: prefill_fused_dev [small|all|race] ; timing lives in prefill_fused_bench.cu.
-// Build: scripts/build_cuda_dev.sh
+// Usage: kda_gpu_prefill_check [small|all|race|beside] ; timing lives in prefill_fused_bench.cu.
 #include "prefill_fused_run.cuh"
 
 using namespace kda::cuda::prefill_fused;
@@ -402,6 +401,62 @@ void staged() {
   default_staged = false;
 }
 
+// The preparation beside its chains, in several divisions of the SMs.
+void beside() {
+  default_staged = true;
+  default_wave = 2, default_prepare_ctas = 40;
+  mixed();
+  distributions();
+  bits();
+  output_list();
+  const int divisions[][2] = {{1, 2}, {1, 130}, {3, 100}, {5, 66}, {66, 66}, {200, 100}};
+  for (const Gate family : {Gate::kBounded, Gate::kSoftplus, Gate::kPlain}) {
+    Problem c = varlen("beside");
+    c.family = family;
+    if (family == Gate::kPlain)
+      for (float& x : c.gate) x = -std::fabs(x);
+    c.is_staged = false;
+    Device d;
+    upload(c, d);
+    const Result whole = run(c, d);
+    c.is_staged = true;
+    for (const auto& division : divisions) {
+      c.wave = division[0], c.prepare_ctas = division[1];
+      bool same = true;
+      for (int i = 0; i < 10; ++i) {
+        const Result apart = run(c, d);
+        same = same && whole.out == apart.out && whole.pool == apart.pool;
+      }
+      expect_bits(("beside: the fused form's bits, " + std::to_string(c.wave) + " works and " +
+                   std::to_string(c.prepare_ctas) + " SMs")
+                      .c_str(),
+                  same);
+    }
+  }
+  // F28: calls on two streams at once, each of which alone could fill the device.
+  Problem c = varlen("two streams");
+  c.wave = 32, c.prepare_ctas = 100;
+  Device d[2];
+  cudaStream_t streams[2];
+  for (int i = 0; i < 2; ++i) {
+    check(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking), "stream");
+    upload(c, d[i]);
+    (void)run(c, d[i]);
+    d[i].out.fill(0x7f);
+    d[i].pool.upload(pool_bytes(c));
+  }
+  check(cudaDeviceSynchronize(), "two streams");
+  for (int round = 0; round < 20; ++round)
+    for (int i = 0; i < 2; ++i)
+      check(launch_prefill_fused(d[i].p, c.family, c.gate_type, multiprocessors(), streams[i]), "launch");
+  check(cudaDeviceSynchronize(), "two streams");
+  // Every round starts from the states of the one before: both streams must agree.
+  expect_bits("beside: two streams at once", d[0].out.download<uint16_t>() == d[1].out.download<uint16_t>() &&
+                                                 d[0].pool.download<uint8_t>() == d[1].pool.download<uint8_t>());
+  default_staged = false;
+  default_wave = default_prepare_ctas = 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -415,6 +470,13 @@ int main(int argc, char** argv) {
     test(basic("cut", {800}, 1, 1));
     default_staged = true;
     test(basic("cut", {800}, 1, 1));
+    default_segments = 1, default_wave = 1, default_prepare_ctas = 4;
+    test(basic("beside", {200, 70}, 1, 1));
+    return failures != 0;
+  }
+  if (what == "beside") {
+    beside();
+    std::printf("%d failures\n", failures);
     return failures != 0;
   }
   small();
@@ -426,6 +488,7 @@ int main(int argc, char** argv) {
   output_list();
   segments();
   staged();
+  beside();
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

@@ -150,10 +150,13 @@ struct Error {
 inline int default_segments = 1;
 // Whether they take the staged form.
 inline bool default_staged = false;
+// The preparation beside its chains: works at once, SMs of the preparation.
+inline int default_wave = 0, default_prepare_ctas = 0;
 
 struct Problem {
   int segments = default_segments;
   bool is_staged = default_staged;
+  int wave = default_wave, prepare_ctas = default_prepare_ctas;
   std::string name;
   Gate family = Gate::kBounded;
   Real gate_type = Real::kBf16, beta_type = Real::kBf16, pool_type = Real::kF32;

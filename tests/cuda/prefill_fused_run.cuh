@@ -28,7 +28,7 @@ inline double pool_value(const void* pool, Real type, size_t i) {
   const uint16_t bits = static_cast<const uint16_t*>(pool)[i];
   if (type == Real::kBf16) return from_bf16(bits);
   __half h;
-  std::memcpy(&h, &bits, 2);
+  std::memcpy(static_cast<void*>(&h), &bits, 2);
   return __half2float(h);
 }
 
@@ -119,11 +119,16 @@ struct Result {
   std::vector<uint8_t> pool;
 };
 
+inline int multiprocessors() {
+  static int sm_count = 0;
+  if (sm_count == 0) check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, 0), "attribute");
+  return sm_count;
+}
+
 inline Result run(const Problem& c, Device& d) {
   d.out.fill(0x7f);
   d.pool.upload(pool_bytes(c));
-  static int sm_count = 0;
-  if (sm_count == 0) check(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, 0), "attribute");
+  const int sm_count = multiprocessors();
   d.p.segments = c.segments;
   if (c.segments > 1) {
     d.segment_space.allocate(prefill_fused_workspace(d.p.sequences, d.p.value_heads, c.segments));
@@ -134,6 +139,7 @@ inline Result run(const Problem& c, Device& d) {
     d.stages.allocate(staged_workspace(staged_positions(d.p), d.p.value_heads));
     d.stages.fill(0xFF);
     d.p.stages = d.stages.data();
+    d.p.wave = c.wave, d.p.prepare_ctas = c.prepare_ctas;
   }
   check(prepare_prefill_fused(c.family, c.gate_type, static_cast<float>(c.lower_bound)), "prepare");
   check(launch_prefill_fused(d.p, c.family, c.gate_type, sm_count, nullptr), "launch");
@@ -223,7 +229,8 @@ inline bool compare(const Problem& c, const Device& d, const Result& r, const Ex
                   state.nan_mismatch == 0 && out.finite_inf_mismatch == 0 && state.finite_inf_mismatch == 0 &&
                   bad_rows == 0 && bad_slots == 0 && guards;
   std::printf("%-4s %s%-26s out %.3e (head %.2e) state %.3e (head %.2e) |o| %.6f |S| %.6f", ok ? "ok" : "FAIL",
-              c.is_staged ? (c.segments > 1 ? "staged, cut: " : "staged: ") : (c.segments > 1 ? "cut: " : ""),
+              c.is_staged ? (c.segments > 1 ? "staged, cut: " : (c.wave > 0 ? "beside: " : "staged: "))
+                          : (c.segments > 1 ? "cut: " : ""),
               c.name.c_str(), out_total.ratio(), out.worst_head, state_total.ratio(), state.worst_head,
               std::sqrt(out_total.norm), std::sqrt(state_total.norm));
   if (!ok)

@@ -36,10 +36,9 @@ void launch(Params p, int clusters, bool prepare) {
   p.gate_family = kGate, p.gate_type = sizeof(GateType) == 4 ? Real::kBf16 : Real::kF32;
   const auto memory = [] { return s_memory; };
   if (prepare) {
-    const int blocks = clusters * p.value_heads;
-    for (int i = 0; i < blocks; ++i)
+    for (int i = 0; i < clusters; ++i)
       emulation::run_cluster(
-          1, kPrepareThreads, i, blocks, [&] { prepare_stages_kernel<C>(p); }, memory);
+          1, kPrepareThreads<C>, i, clusters, [&] { prepare_stages_kernel<C>(p); }, memory);
   } else if (p.stages != nullptr) {
     clusters == 2 ? launch_chains<1>(p, clusters) : launch_chains<2>(p, clusters);
   } else {
@@ -124,8 +123,11 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
   std::vector<char> stages;
   if (problem.is_staged) {
     p.stage_positions = p.tokens / kChunk + n;
-    stages.assign(p.stage_positions * problem.heads * Staged::kStride, static_cast<char>(0xff));
+    const int64_t slots = p.stage_positions * problem.heads;
+    stages.assign(slots * (Staged::kStride + 4), static_cast<char>(0xff));
     p.stages = stages.data();
+    p.wave = problem.wave;
+    std::fill(stages.end() - 4 * slots, stages.end(), 0);  // as the launcher does
     launch_kernel(problem, p, clusters, diagonal, true);
   }
   if (problem.segments <= 1) {
@@ -139,7 +141,7 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
   const unsigned blocks = static_cast<unsigned>(n * problem.heads * kMergeParts);
   for (unsigned block = 0; block < blocks; ++block)
     emulation::run_cluster(
-        1, kDim, block, blocks, [&] { merge_segments_kernel(p); }, [] { return s_memory; });
+        1, kMergeThreads, block, blocks, [&] { merge_segments_kernel(p); }, [] { return s_memory; });
   p.pass = Pass::kSegments;
   launch_kernel(problem, p, clusters, diagonal);
   return result;
@@ -200,6 +202,20 @@ TEST(PrefillFusedEmulated, N12_StagedValuesBeyondFp16) {
 }
 TEST(PrefillFusedEmulated, N12_StagedSoftplus) { expect_same_bits({{100}, 1, Gate::kSoftplus}, 1); }
 TEST(PrefillFusedEmulated, N12_StagedPlain) { expect_same_bits({{5, 64}, 1, Gate::kPlain}, 3); }
+
+// Beside its chains the preparation takes items in another order: by waves of works. Waves within a sequence's heads,
+// across sequences; chains of one and of two warpgroups.
+TEST(PrefillFusedEmulated, N12_StagedBesideItsChains) {
+  PrefillProblem problem({33, 0, 200, 97}, 2, Gate::kBounded);
+  const PrefillResult fused = run(problem, 2);
+  problem.is_staged = true;
+  for (const int wave : {3, 4}) {
+    problem.wave = wave;
+    const PrefillResult staged = run(problem, wave == 4 ? 2 : 3);
+    EXPECT_EQ(fused.out, staged.out) << wave;
+    EXPECT_EQ(fused.state, staged.state) << wave;
+  }
+}
 
 TEST(PrefillFusedEmulated, S06_StagedSegments) {
   PrefillProblem problem({580}, 1, Gate::kBounded, -12.0);

@@ -124,6 +124,7 @@ inline unsigned __ballot_sync(unsigned, bool x) {
   for (int i = 0; i < 32; ++i) bits |= (all.x[i] ? 1u : 0u) << i;
   return bits;
 }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 // One thread runs at a time, so an addition is whole by itself.
 template <class T, class U>

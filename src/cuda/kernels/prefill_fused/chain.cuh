@@ -124,27 +124,69 @@ __device__ __forceinline__ void move_rows(const Params& p, uint32_t shared, int 
   }
 }
 
-// One thread: brings the stages of the CTA's works, in order.
-template <int kGroups>
-__device__ __forceinline__ void load_stages(const Params& p, uint32_t shared, uint32_t rank) {
+// Items from `index` on whose stages are there: at least one, waited for, at most 32. A warp.
+__device__ __forceinline__ int wait_for_stages(const Params& p, const Work& work, int index, int lane) {
+  const bool is_item = index + lane < work.items;
+  const int64_t slot = (static_cast<int64_t>(work.first) + index + (is_item ? lane : 0)) * p.value_heads + work.head;
+  const uint32_t* flag = stage_flag(p, slot);
+  uint32_t ready;
+  do {
+    ready = __ballot_sync(0xffffffffu, is_item && ptx::load_acquire(flag) != 0);
+  } while ((ready & 1) == 0);
+  ptx::fence_async_proxy_global();
+  return ready == 0xffffffffu ? 32 : __ffs(static_cast<int>(~ready)) - 1;
+}
+
+// This CTA's share of a stage, for all CTAs of the work. Runs for a state only leave Q~ and M behind.
+template <uint32_t kCtas, bool kOutputs>
+__device__ __forceinline__ void load_stage(uint32_t target, const char* source, uint32_t full, uint32_t rank) {
+  const auto load = [&](uint32_t from, uint32_t to) {
+    ptx::bulk_load_multicast(target + from, source + from, to - from, full, (1u << kCtas) - 1);
+  };
+  constexpr uint32_t kLeanHalf = Stage::kUpdateHigh + 6144;
+  if constexpr (kOutputs) {
+    load(rank == 0 ? 0 : Staged::kHalf, kCtas == 1 || rank != 0 ? Stage::kBytes : Staged::kHalf);
+    return;
+  }
+  if (rank == 0) {
+    load(Stage::kKeys, Stage::kQueries);
+    load(Stage::kUpdateHigh, kCtas == 1 ? Stage::kScores : kLeanHalf);
+  }
+  if (kCtas == 1 || rank != 0) {
+    if (kCtas != 1) load(kLeanHalf, Stage::kScores);
+    load(Stage::kDecay, Stage::kBytes);
+  }
+}
+
+// One warp: brings the stages of the CTA's works, in order.
+template <int kGroups, bool kOutputs>
+__device__ __forceinline__ void load_stages(const Params& p, uint32_t shared, uint32_t rank, int lane) {
   using Plan = ChainShared<kGroups>;
   constexpr uint32_t kCtas = kChainCtas<kGroups>;
   const uint32_t barriers = shared + Plan::kBarriers;
-  const uint32_t from = rank == 0 ? 0 : Staged::kHalf;
-  const uint32_t bytes = (kCtas == 1 || rank != 0 ? Stage::kBytes : Staged::kHalf) - from;
+  constexpr uint32_t kBytes =
+      kOutputs ? Stage::kBytes
+               : Stage::kBytes - (Stage::kUpdateHigh - Stage::kQueries) - (Stage::kDecay - Stage::kScores);
   const int64_t works = work_count(p), step = static_cast<int64_t>(p.value_heads) * Staged::kStride;
+  const bool is_beside = p.wave > 0;  // the preparation runs: every stage is waited for
+  if (!is_beside) ptx::wait_for_prerequisites();
   uint32_t slot = 0, parity = 1;  // the first wait for an empty stage passes at once
   for (int64_t w = first_work(p, kCtas); w < works; w = next_work(p, w, kCtas)) {
     const Work work = load_work(p, w);
     if (work.sequence < 0 || work.items == 0) continue;
-    prefetch_state(p, work, rank * kRowsPerCta, kGroups * kRowsPerCta);
-    const char* source = stage_in_memory(p, work.first, work.head) + from;
+    if (lane == 0) prefetch_state(p, work, rank * kRowsPerCta, kGroups * kRowsPerCta);
+    const char* source = stage_in_memory(p, static_cast<int64_t>(work.first) * p.value_heads + work.head);
+    int ready = is_beside ? 0 : work.items;
     for (int index = 0; index < work.items; ++index) {
+      if (ready == 0) ready = wait_for_stages(p, work, index, lane);
+      --ready;
       const uint32_t full = barriers + slot * 8;
-      ptx::mbarrier_wait(full + Plan::kStages * 8, parity);
-      ptx::mbarrier_arrive_expect_cluster(ptx::map_shared_rank(full, rank), Stage::kBytes);
-      ptx::bulk_load_multicast(shared + Plan::kStage + slot * Stage::kStride + from, source, bytes, full,
-                               (1u << kCtas) - 1);
+      if (lane == 0) {
+        ptx::mbarrier_wait(full + Plan::kStages * 8, parity);
+        ptx::mbarrier_arrive_expect_cluster(ptx::map_shared_rank(full, rank), kBytes);
+        load_stage<kCtas, kOutputs>(shared + Plan::kStage + slot * Stage::kStride, source, full, rank);
+      }
+      __syncwarp();
       source += step;
       slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
       parity ^= slot == 0 ? 1 : 0;
@@ -185,9 +227,8 @@ __global__ void __cluster_dims__(kChainCtas<kGroups>, 1, 1) __launch_bounds__(kC
     if (helper < kMovers) {
       move_rows<kGroups>(p, shared, static_cast<int>(rank) * kRowsPerCta, helper, lane);
     } else {
-      ptx::wait_for_prerequisites();
-      if (lane == 0) load_stages<kGroups>(p, shared, rank);
-      __syncwarp();
+      load_stages<kGroups, kOutputs>(p, shared, rank, lane);
+      ptx::wait_for_prerequisites();  // this grid ends after the one before it
     }
   }
   // A CTA's shared memory must outlive its partner's copies and arrivals.

@@ -14,12 +14,35 @@ constexpr double kFusedWork = 6.5, kFusedFirst = 2.25;  // and a work's start, l
 constexpr double kStageItem = 2.56, kStageStart = 4;    // an item's preparation, on one SM
 constexpr double kLoneItem = 0.98, kPairItem = 1.2;     // a step of a chain on two SMs, on one
 constexpr double kChainWork = 3, kChainStart = 8;
-constexpr double kMergeStep = 9, kMergeStart = 3;
-// What a chain reads and writes of memory: a step's stage, values and outputs; a work's states. Bytes, a microsecond.
-constexpr double kStepBytes = 55.8e3, kStateBytes = 131e3, kRate = 3.9e6;
+constexpr double kMergeStep = 2, kMergeStart = 4;  // predicted
+// What a chain reads and writes of memory: a step's stage, values and outputs; the same of a summary; a work's
+// states. Bytes, a microsecond.
+constexpr double kStepBytes = 55.8e3, kSummaryBytes = 33.3e3, kStateBytes = 131e3, kRate = 3.9e6;
+// Beside one another, all predicted: an item's preparation where memory does not limit it; from the start until the
+// first chain is under way; what is read and written of memory for an item.
+constexpr double kBesideItem = 2.4, kBesideStart = 16, kItemBytes = 80.5e3;
+constexpr int kPrepareGroups = 4;
 constexpr double kGain = 0.97;  // of the fused, uncut form's time: what another must save
 
 int64_t rounds(int64_t works, int64_t room) { return (works + room - 1) / room; }
+
+struct Size {
+  int64_t units, items;           // sequences x heads; items of each
+  int64_t steps = 0, pieces = 1;  // of a segment, segments
+};
+
+Size size_of(const CallFacts& call, int segments) {
+  const int64_t length = rounds(call.tokens, call.sequences);
+  Size size{call.sequences * call.value_heads, rounds(length, kItem)};
+  size.steps = size.items;
+  if (segments <= 1) return size;
+  int64_t whole = 1;
+  while (whole < length) whole *= 2;
+  const int64_t cut = std::max(kShortestSegment, rounds(rounds(whole, segments), 64) * 64);
+  size.pieces = rounds(length, cut);
+  if (size.pieces > 1) size.steps = cut / kItem;
+  return size;
+}
 
 double fused_time(int64_t works, int64_t items, int sm_count) {
   const int64_t turns = rounds(works, std::max(1, sm_count / 2));
@@ -27,42 +50,81 @@ double fused_time(int64_t works, int64_t items, int sm_count) {
   return kFusedStart + static_cast<double>(turns) * (kFusedItem * steps + std::min(kFusedWork, kFusedFirst * steps));
 }
 
-double chain_time(int64_t works, int64_t items, int sm_count) {
+double chain_time(int64_t works, int64_t items, double step_bytes, int sm_count) {
   const bool is_lone = 2 * works <= sm_count;
   const auto turns = static_cast<double>(is_lone ? 1 : rounds(works, sm_count)), steps = static_cast<double>(items);
   const double latency = turns * steps * (is_lone ? kLoneItem : kPairItem);
-  const double memory = static_cast<double>(works) * (steps * kStepBytes + kStateBytes) / kRate;
+  const double memory = static_cast<double>(works) * (steps * step_bytes + kStateBytes) / kRate;
   return kChainStart + kChainWork * (turns - 1) + std::max(latency, memory);
 }
 
+// Chains of `wave` works at a time on one or two SMs each, the preparation on prepare_ctas others.
+double beside_time(const Size& size, const Form& form, int sm_count, double prepare_item = kBesideItem) {
+  const int64_t groups = int64_t{form.prepare_ctas} * kPrepareGroups;
+  const int64_t used = groups > form.wave ? groups - groups % form.wave : groups;
+  const auto all = static_cast<double>(size.units * size.items), works = static_cast<double>(size.units);
+  const double step = 2 * form.wave + form.prepare_ctas <= sm_count ? kLoneItem : kPairItem;
+  const double chain =
+      static_cast<double>(rounds(size.units, form.wave)) * (static_cast<double>(size.items) * step + kChainWork);
+  return kBesideStart + std::max({prepare_item * kPrepareGroups * all / static_cast<double>(used), chain,
+                                  (all * kItemBytes + works * kStateBytes) / kRate});
+}
+
+bool is_empty(const CallFacts& call) { return call.sequences <= 0 || call.value_heads <= 0 || call.sm_count <= 0; }
+
 }  // namespace
+
+double expected_microseconds(const CallFacts& call, const Form& form) {
+  if (is_empty(call)) return 0;
+  const Size size = size_of(call, form.segments);
+  if (form.wave > 0) return beside_time(size, form, call.sm_count);
+  const int64_t summaries = size.units * (2 * size.pieces - 3), all = size.units * size.pieces;
+  double time = 0;
+  if (form.is_staged) time += kStageStart + kStageItem * static_cast<double>(size.units * size.items) / call.sm_count;
+  const auto add = [&](int64_t works, double step_bytes) {
+    time += form.is_staged ? chain_time(works, size.steps, step_bytes, call.sm_count)
+                           : fused_time(works, size.steps, call.sm_count);
+  };
+  if (size.pieces > 1) {
+    time += kMergeStart + kMergeStep * static_cast<double>(size.pieces - 2);
+    add(summaries, kSummaryBytes);
+  }
+  add(all, kStepBytes);
+  return time;
+}
+
+Form beside_form(const CallFacts& call, double item_microseconds) {
+  Form best;
+  if (is_empty(call)) return best;
+  const double item = item_microseconds > 0 ? item_microseconds : kBesideItem;
+  const Size size = size_of(call, 1);
+  double least = 0;
+  const int64_t works = call.sequences * call.value_heads;
+  for (int64_t wave = 1; wave <= std::min<int64_t>(works, call.sm_count - 2); ++wave) {
+    for (const int sms : {1, 2}) {
+      Form form{1, true, static_cast<int>(wave), static_cast<int>((call.sm_count - wave * sms) / 2 * 2)};
+      if (form.prepare_ctas < 2) continue;
+      const double time = beside_time(size, form, call.sm_count, item);
+      if (!best.is_staged || time < least) best = form, least = time;
+    }
+  }
+  return best;
+}
 
 Form choose_form(const CallFacts& call) {
   Form best;
-  if (call.sequences <= 0 || call.value_heads <= 0 || call.sm_count <= 0) return best;
-  const int64_t units = call.sequences * call.value_heads;
-  const int64_t length = rounds(call.tokens, call.sequences), items = rounds(length, kItem);
-  const double prepare = kStageStart + kStageItem * static_cast<double>(units * items) / call.sm_count;
-  int64_t whole = 1;
-  while (whole < length) whole *= 2;
-  best.microseconds = fused_time(units, items, call.sm_count);
-  double limit = kGain * best.microseconds;
-  const auto consider = [&](int segments, bool is_staged, double microseconds) {
-    if (microseconds < limit) best = {segments, is_staged, microseconds}, limit = microseconds;
+  if (is_empty(call)) return best;
+  double limit = kGain * expected_microseconds(call, best);
+  const auto consider = [&](const Form& form) {
+    const double time = expected_microseconds(call, form);
+    if (time < limit) best = form, limit = time;
   };
-  if (call.may_stage) consider(1, true, prepare + chain_time(units, items, call.sm_count));
+  if (call.may_stage) consider({1, true});
+  if (call.may_stage && call.may_run_beside) consider(beside_form(call));
   for (int segments = 2; call.may_cut && segments <= kMostSegments; ++segments) {
-    const int64_t cut = std::max(kShortestSegment, rounds(rounds(whole, segments), 64) * 64);
-    const int64_t count = rounds(length, cut), steps = cut / kItem;
-    if (count < 2) break;
-    const int64_t summaries = units * (2 * count - 3), pieces = units * count;
-    const double merge = kMergeStart + kMergeStep * static_cast<double>(count - 2);
-    consider(segments, false,
-             merge + fused_time(summaries, steps, call.sm_count) + fused_time(pieces, steps, call.sm_count));
-    if (!call.may_stage) continue;
-    consider(
-        segments, true,
-        prepare + merge + chain_time(summaries, steps, call.sm_count) + chain_time(pieces, steps, call.sm_count));
+    if (size_of(call, segments).pieces < 2) break;
+    consider({segments, false});
+    if (call.may_stage) consider({segments, true});
   }
   return best;
 }

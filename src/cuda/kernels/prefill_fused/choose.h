@@ -12,15 +12,23 @@ struct CallFacts {
   int sm_count = 0;
   bool may_cut = true;    // sequences into segments
   bool may_stage = true;  // see may_be_staged
+  // The preparation beside its chains. Not yet measured, so no plan allows it.
+  bool may_run_beside = false;
 };
 
 struct Form {
   int segments = 1;  // most of a sequence; 1: none is cut
   bool is_staged = false;
-  double microseconds = 0;  // what the model expects
+  int wave = 0, prepare_ctas = 0;  // see Params; staged and uncut only
 };
 
-// The cheapest form by a cost model that takes sequences as equally long; its constants were measured on an H200.
+// What a cost model that takes sequences as equally long expects of a form; its constants were measured on an H200,
+// but for those that choose.cc calls predicted.
+double expected_microseconds(const CallFacts& call, const Form& form);
+// The cheapest form by that model.
 Form choose_form(const CallFacts& call);
+// The cheapest division of the SMs between preparation and chains, where an item's preparation takes an SM so many
+// microseconds (0: the model's).
+Form beside_form(const CallFacts& call, double item_microseconds = 0);
 
 }  // namespace kda::cuda::prefill_fused

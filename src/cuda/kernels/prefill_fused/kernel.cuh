@@ -30,7 +30,8 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   const int warpgroup = static_cast<int>(threadIdx.x) >> 7;
 
   list_sequences(p, kThreads);
-  for (uint32_t i = 0; i < kStages; ++i) clear_triangles(shared + Shared::kStage + i * Stage::kStride, kThreads);
+  for (uint32_t i = 0; i < kStages; ++i)
+    clear_triangles(shared + Shared::kStage + i * Stage::kStride, threadIdx.x, kThreads);
   if (threadIdx.x == 0) {
     const uint32_t barriers = shared + Shared::kBarriers;
     for (int i = 0; i < kStages; ++i) {

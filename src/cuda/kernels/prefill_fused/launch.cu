@@ -29,9 +29,9 @@ Kernel find_kernel(Gate gate, Real gate_type, float lower_bound) {
 }  // namespace
 
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound) {
-  // Asking for a kernel's attributes loads it: a run that cuts sequences launches both.
-  cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_segments_kernel));
+  // Setting a kernel's attributes loads it: a run that cuts sequences launches both.
+  cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(merge_segments_kernel),
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, MergeShared::kBytes);
   if (error != cudaSuccess) return error;
   error = cudaFuncSetAttribute(reinterpret_cast<const void*>(find_kernel(gate, gate_type, lower_bound)),
                                cudaFuncAttributeMaxDynamicSharedMemorySize, Shared::kBytes);
@@ -39,16 +39,23 @@ cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound) 
 }
 
 cudaError_t launch_kernel(Kernel kernel, const Shape& shape, const Params& params, cudaStream_t stream) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (shape.is_dependent) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {shape.cluster, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = shape.is_dependent ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   void* arguments[] = {const_cast<Params*>(&params)};
   const cudaError_t error = cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
   return error != cudaSuccess ? error : cudaPeekAtLastError();
@@ -80,16 +87,19 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
   pass.pass = Pass::kWhole;
   pass.stage_positions = staged_positions(params);
   if (!may_be_staged(params)) pass.stages = nullptr;
+  const bool is_cut = params.segments > 1 && params.checkpoints == 0 && params.segment_space != nullptr;
+  if (is_cut || pass.stages == nullptr) pass.wave = 0;
   if (pass.stages != nullptr) {
     const cudaError_t error = launch_stages(pass, gate, gate_type, sm_count, stream);
     if (error != cudaSuccess) return error;
   }
-  if (params.segments <= 1 || params.checkpoints > 0 || params.segment_space == nullptr)
-    return launch_pass(pass, gate, gate_type, units, sm_count, stream);
+  if (!is_cut) return launch_pass(pass, gate, gate_type, units, sm_count, stream);
   pass.pass = Pass::kSummaries;
   cudaError_t error = launch_pass(pass, gate, gate_type, units * (2 * params.segments - 3), sm_count, stream);
   if (error != cudaSuccess) return error;
-  error = launch_kernel(merge_segments_kernel, {units * kMergeParts, kDim, 0, pass.stages != nullptr}, pass, stream);
+  error =
+      launch_kernel(merge_segments_kernel,
+                    {units * kMergeParts, kMergeThreads, MergeShared::kBytes, pass.stages != nullptr}, pass, stream);
   if (error != cudaSuccess) return error;
   pass.pass = Pass::kSegments;
   return launch_pass(pass, gate, gate_type, units * params.segments, sm_count, stream);
@@ -97,7 +107,7 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
 
 bool may_be_staged(const Params& params) {
   return params.checkpoints == 0 && params.sequences <= Tables::kMaxTabled && params.state_in_slots <= 0x7fffffff &&
-         params.state_out_slots <= 0x7fffffff && staged_positions(params) <= 0x7fffffff;
+         params.state_out_slots <= 0x7fffffff && staged_positions(params) * params.value_heads <= 0x7fffffff;
 }
 
 int64_t staged_positions(const Params& params) {
@@ -107,7 +117,7 @@ int64_t staged_positions(const Params& params) {
 }
 
 int64_t staged_workspace(int64_t positions, int32_t value_heads) {
-  return positions * value_heads * int64_t{Staged::kStride};
+  return positions * value_heads * (int64_t{Staged::kStride} + 4);  // and the words that say what is there
 }
 
 int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, int segments) {

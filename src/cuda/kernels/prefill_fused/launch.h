@@ -17,6 +17,7 @@ struct Shape {
   int threads;
   uint32_t shared_bytes;
   bool is_dependent = false;  // may start before the grid before it ends: it waits for that itself
+  unsigned cluster = 0;       // blocks of a cluster, where the kernel does not say
 };
 cudaError_t launch_kernel(Kernel kernel, const Shape& shape, const Params& params, cudaStream_t stream);
 

@@ -8,15 +8,18 @@ namespace {
 
 struct PrepareKernel {
   Kernel kernel;
-  int ctas;  // of an SM
+  int groups;  // of a CTA
+  uint32_t shared_bytes;
 };
 
 template <Gate kGate, Diagonal kDiagonal>
 PrepareKernel prepare_for(Real gate_type) {
   using Narrow = Config<kGate, uint32_t, kDiagonal>;
   using Wide = Config<kGate, float2, kDiagonal>;
-  if (gate_type == Real::kF32) return {prepare_stages_kernel<Wide>, kPrepareCtas<Wide>};
-  return {prepare_stages_kernel<Narrow>, kPrepareCtas<Narrow>};
+  constexpr int kGroups = kPrepareGroups<Narrow>;
+  return {gate_type == Real::kF32 ? static_cast<Kernel>(prepare_stages_kernel<Wide>)
+                                  : static_cast<Kernel>(prepare_stages_kernel<Narrow>),
+          kGroups, PrepareShared<kGroups>::kBytes};
 }
 
 PrepareKernel find_prepare(Gate gate, Real gate_type, float lower_bound) {
@@ -44,7 +47,8 @@ cudaError_t launch_chain_of(const Params& params, int64_t works, int64_t room, c
 }  // namespace
 
 cudaError_t prepare_staged(Gate gate, Real gate_type, float lower_bound) {
-  cudaError_t error = allow_shared(find_prepare(gate, gate_type, lower_bound).kernel, PrepareShared::kBytes);
+  const PrepareKernel prepare = find_prepare(gate, gate_type, lower_bound);
+  cudaError_t error = allow_shared(prepare.kernel, prepare.shared_bytes);
   for (const Kernel kernel : {chain_kernel<1, false>, chain_kernel<1, true>})
     if (error == cudaSuccess) error = allow_shared(kernel, ChainShared<1>::kBytes);
   for (const Kernel kernel : {chain_kernel<2, false>, chain_kernel<2, true>})
@@ -54,13 +58,26 @@ cudaError_t prepare_staged(Gate gate, Real gate_type, float lower_bound) {
 
 cudaError_t launch_stages(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream) {
   const PrepareKernel prepare = find_prepare(gate, gate_type, params.lower_bound);
-  const int64_t heads = params.value_heads, most = int64_t{prepare.ctas} * sm_count;
-  const int64_t blocks = std::min(params.stage_positions * heads, most < heads ? most : most / heads * heads);
-  return launch_kernel(prepare.kernel, {blocks, kPrepareThreads, PrepareShared::kBytes}, params, stream);
+  const int64_t units = params.stage_positions * params.value_heads;
+  Shape shape{std::min<int64_t>(units, sm_count), 128 * prepare.groups, prepare.shared_bytes};
+  if (params.wave > 0) {
+    void* flags = static_cast<char*>(params.stages) + units * int64_t{Staged::kStride};
+    const cudaError_t error = cudaMemsetAsync(flags, 0, static_cast<size_t>(units) * 4, stream);
+    if (error != cudaSuccess) return error;
+    // Pairs of SMs, so that pairs are left for the chains' clusters.
+    shape.cluster = 2;
+    shape.blocks = std::max(2, std::min(params.prepare_ctas, sm_count) / 2 * 2);
+  }
+  return launch_kernel(prepare.kernel, shape, params, stream);
 }
 
 // Few works: two SMs each, for their latency.
 cudaError_t launch_chain(const Params& params, int64_t works, int sm_count, cudaStream_t stream) {
+  if (params.wave > 0) {
+    if (2 * params.wave + params.prepare_ctas <= sm_count)
+      return launch_chain_of<1>(params, works, params.wave, stream);
+    return launch_chain_of<2>(params, works, params.wave, stream);
+  }
   if (2 * works <= sm_count) return launch_chain_of<1>(params, works, sm_count / 2, stream);
   return launch_chain_of<2>(params, works, sm_count, stream);
 }

@@ -97,9 +97,12 @@ struct Params {
   Pass pass = Pass::kWhole;
   float* segment_space = nullptr;  // per (sequence, head): [2 segments - 2] matrices [128, 128], see segments.cuh
 
-  // The staged form (staged.cuh): every item's stage [stage_positions, HV] in memory; null: the fused form.
+  // The staged form (stages.cuh): every item's stage [stage_positions, HV] in memory; null: the fused form.
   void* stages = nullptr;
   int64_t stage_positions = 0;  // set by the launcher: staged_positions()
+  // With wave > 0, and nothing cut, chains of `wave` works at a time run beside the preparation, which takes
+  // `prepare_ctas` SMs and goes along with them; a word of each stage, after the stages, says that it is there.
+  int32_t wave = 0, prepare_ctas = 0;
 };
 
 // Launches on `stream`; `sm_count` is the device property. Returns the launch error. With params.segments > 1 and no
@@ -109,8 +112,8 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
 // Bytes of Params::segment_space; 0 for segments <= 1.
 int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, int segments);
 // The staged form, taken where Params::stages is set and the call allows it: no checkpoints, not too many
-// sequences.
-// Params::stages must hold staged_workspace() bytes for the call's positions, aligned to 256; contents do not matter.
+// sequences. Params::stages must hold staged_workspace() bytes for the call's positions, aligned to 256; contents do
+// not matter.
 bool may_be_staged(const Params& params);
 int64_t staged_positions(const Params& params);
 constexpr int64_t kMostStagedSequences = 192;

@@ -14,7 +14,7 @@ struct AnchoredRow {
   uint32_t k[4], q[4], column[4];
 };
 
-// Per-channel factors of a k-step; 2^B of both blocks is made once an item.
+// Per-channel factors of a k-step (ChannelTotals).
 struct ChannelFactors {
   float own[4];   // 2^(B + c): turns the columns into f(B, P_t) k
   float rise[4];  // 2^-c (block 0), 2^(B0 - c) (block 1): turns rows into K~, Q~
@@ -72,12 +72,9 @@ struct AnchoredEdges {
 
 // Where a lane reads and writes; block 1 lies 2048 bytes on.
 struct AnchoredPlace {
-  uint32_t row_a, row_b, at_a, at_b, own_totals, other_totals;
-  __device__ void to_next_block() {
-    row_a += 2048, row_b += 2048, at_a += 2048, at_b += 2048;
-    const uint32_t own = own_totals;
-    own_totals = other_totals, other_totals = own;
-  }
+  uint32_t row_a, row_b, at_a, totals;
+  __device__ uint32_t at_b() const { return at_a ^ 0x7f0; }  // token b is 15 - token a: row and swizzle, all bits
+  __device__ void to_next_block() { row_a += 2048, row_b += 2048, at_a += 2048; }
 };
 
 template <int kStep, class Sink>
@@ -86,35 +83,37 @@ __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEd
                                               int block, Sink& sink) {
   ChannelFactors channel;
   float other[4];
-  load_prefix4(channel.own, place.own_totals + kStep * 16);
-  load_prefix4(other, place.other_totals + kStep * 16);
+  load_prefix4(channel.own, place.totals + ChannelTotals::kUp + block * 128 + kStep * 16);
+  load_prefix4(other, place.totals + (block == 0 ? ChannelTotals::kAfter : ChannelTotals::kBefore) + kStep * 16);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    channel.own[i] *= scale;
-    channel.rise[i] = block == 0 ? down : other[i] * down;
+    channel.rise[i] = block == 0 ? down : other[i];
     channel.fall[i] = block == 0 ? other[i] : 1.0f;
   }
   // The swizzle decides which half of 32 bytes k-step 0 of a prefix row is.
   const uint32_t row_a = kStep == 0 ? place.row_a : place.row_a ^ 16;
   const uint32_t row_b = kStep == 0 ? place.row_b : place.row_b ^ 16;
-  AnchoredRow a, b;
+  AnchoredRow a;
   sink.template put<0>(place.at_a, kStep,
                        anchored_token(a, edges.a[kStep], step_half<kStep>(raw.q[0]), step_half<kStep>(raw.k[0]),
                                       norms.qa, norms.ka, row_a, channel, scale, block));
-  sink.template put<1>(place.at_b, kStep,
+  // All products of a's rows before b's are made: registers are short.
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    multiply_anchored(scores.aa, a, a.column, i);
+    if (block == 0) continue;
+    multiply_anchored(scores.cross[0], a, edges.a[kStep], i);
+    multiply_anchored(scores.cross[1], a, edges.b[kStep], i);
+  }
+  AnchoredRow b;
+  sink.template put<1>(place.at_b(), kStep,
                        anchored_token(b, edges.b[kStep], step_half<kStep>(raw.q[1]), step_half<kStep>(raw.k[1]),
                                       norms.qb, norms.kb, row_b, channel, scale, block));
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
-    multiply_anchored(scores.aa, a, a.column, i);
     multiply_anchored(scores.top, b, a.column, i);
     multiply_anchored(scores.bb, b, b.column, i);
-  }
-  if (block == 0) return;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    multiply_anchored(scores.cross[0], a, edges.a[kStep], i);
-    multiply_anchored(scores.cross[1], a, edges.b[kStep], i);
+    if (block == 0) continue;
     multiply_anchored(scores.cross[2], b, edges.a[kStep], i);
     multiply_anchored(scores.cross[3], b, edges.b[kStep], i);
   }
@@ -137,25 +136,24 @@ __device__ __forceinline__ Quad merge_anchored(const Quad& aa, const Quad& bb, c
 // Both blocks of an item: operands to the sink, partial scores to the warp's scratch. kUnroll 1, a loop over the
 // blocks, beside the consumers' code: two copies of its body would not stay in the instruction cache.
 template <int kUnroll, class Sink>
-__device__ __forceinline__ void build_anchored(const RawRows& raw, const Params& p, const ProducerLane& me,
-                                               uint32_t scratch, uint32_t area, Sink sink) {
+__device__ __forceinline__ void build_anchored(const RawRows& raw, const ProducerLane& me, uint32_t scratch,
+                                               uint32_t area, Sink sink) {
   const float2 anchor = ptx::load_shared_f2(area + GroupArea::kSource + Source::kAnchor);
   const float scale = anchor.x, down = anchor.y;
   AnchoredPlace place;
   place.row_a = scratch + prefix_offset(me.token_a, 2 * me.c);
   place.row_b = scratch + prefix_offset(me.token_b, 2 * me.c);
-  place.at_a = operand_offset(me.token_a, me), place.at_b = operand_offset(me.token_b, me);
-  place.own_totals = area + GroupArea::kTotals + me.warp * 256 + me.c * 32;
-  place.other_totals = place.own_totals + 128;
-  NormView sums(area, me);
+  place.at_a = operand_offset(me.token_a, me);
+  place.totals = area + GroupArea::kTotals + me.warp * ChannelTotals::kBytes + me.c * 32;
+  NormView view(area, me);
   uint32_t quads = scratch + me.lane * 16;
   AnchoredScores scores;
   AnchoredEdges edges = {};
   BlockRows rows = block_rows(raw, 0);
 #pragma unroll kUnroll
   for (int block = 0; block < 2; ++block) {
-    const Norms norms = sums.load<0>(p);
-    sums.to_next_block();
+    const Norms norms = view.load();
+    view.to_next_block();
     scores.top = scores.aa = scores.bb = Quad();
     anchored_step<0>(scores, edges, rows, norms, place, scale, down, block, sink);
     anchored_step<1>(scores, edges, rows, norms, place, scale, down, block, sink);

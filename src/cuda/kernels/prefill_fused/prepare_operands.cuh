@@ -254,20 +254,26 @@ __device__ __forceinline__ void write_quad(const Quad& q, int quad, uint32_t qua
   ptx::store_shared(quads + quad * 512, float4{q.x[0], q.x[1], q.x[2], q.x[3]});
 }
 
-// Sums of squares of this lane's tokens.
+// Norm factors of all tokens, {q, k} each, to the warp's part of the system's place, which is free until scores are
+// summed: a lane makes those of one token. A __syncwarp must follow.
+__device__ __forceinline__ void write_norms(const Params& p, uint32_t area, const ProducerLane& me) {
+  ptx::store_shared(
+      area + GroupArea::kNorms + me.warp * 256 + me.lane * 8,
+      float2{norm_factor(p, load_sum(area, kSumQ, me.lane)), norm_factor(p, load_sum(area, kSumK, me.lane))});
+}
+
+// Those of this lane's tokens.
 struct NormView {
   uint32_t a, b;
   __device__ NormView(uint32_t area, const ProducerLane& me)
-      : a(area + GroupArea::kSums + me.token_a * 16), b(area + GroupArea::kSums + me.token_b * 16) {}
-  template <int kBlock>
-  __device__ Norms load(const Params& p) const {
-    const auto factor = [&](uint32_t at, int kind) {
-      const float4 x = ptx::load_shared_f4(at + kind * 512 + kBlock * 256);
-      return norm_factor(p, (x.x + x.y) + (x.z + x.w));
-    };
-    return {factor(a, kSumQ), factor(b, kSumQ), factor(a, kSumK), factor(b, kSumK)};
+      : a(area + GroupArea::kNorms + me.warp * 256 + me.token_a * 8), b(a + (me.token_b - me.token_a) * 8) {}
+  __device__ float2 load_a() const { return ptx::load_shared_f2(a); }
+  __device__ float2 load_b() const { return ptx::load_shared_f2(b); }
+  __device__ Norms load() const {
+    const float2 x = load_a(), y = load_b();
+    return {x.x, y.x, x.y, y.y};
   }
-  __device__ void to_next_block() { a += 256, b += 256; }
+  __device__ void to_next_block() { a += 128, b += 128; }
 };
 
 // Columns of the off-diagonal block, a queue of two k-steps: block 0 fills it, block 1 empties it.
@@ -308,23 +314,24 @@ __device__ __forceinline__ void dyadic_step(Quad& top, Levels& levels, Quad (&cr
 // Both blocks of an item: operands to the sink, partial scores to the warp's scratch. kUnroll 1, one rolled loop over
 // the four k-steps, beside the consumers' code: copies of its body would not stay in the instruction cache.
 template <int kUnroll, class Sink>
-__device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p, const ProducerLane& me,
-                                             uint32_t scratch, uint32_t area, Sink sink) {
+__device__ __forceinline__ void build_dyadic(const RawRows& raw, const ProducerLane& me, uint32_t scratch,
+                                             uint32_t area, Sink sink) {
   PrefixView view(scratch, me);
   NormView sums(area, me);
   uint32_t quads = scratch + me.lane * 16;
   uint32_t at_a = operand_offset(me.token_a, me), at_b = operand_offset(me.token_b, me);
-  const uint32_t totals = area + GroupArea::kTotals + me.warp * 256 + me.c * 32;  // of block 0, then of block 1
+  const uint32_t totals = area + GroupArea::kTotals + me.warp * ChannelTotals::kBytes + me.c * 32;
   Quad top, cross[4];
   Levels levels;
   DyadicEdges columns;
   StepRows rows = step_rows(raw, 0, 0);
-  Norms norms = sums.load<0>(p);
+  Norms norms = sums.load();
 #pragma unroll kUnroll
   for (int it = 0; it < 4; ++it) {
     const int block = it >> 1, step = it & 1;
-    dyadic_step(top, levels, cross, columns, rows, norms, view, totals + (1 - block) * 128 + step * 16, at_a, at_b,
-                block, step, sink);
+    dyadic_step(top, levels, cross, columns, rows, norms, view,
+                totals + (block == 0 ? ChannelTotals::kAfter : ChannelTotals::kBefore) + step * 16, at_a, at_b, block,
+                step, sink);
     view.to_next(step);
     at_a += step * 2048, at_b += step * 2048;
     if (it == 0) rows = step_rows(raw, 0, 1);
@@ -337,8 +344,9 @@ __device__ __forceinline__ void build_dyadic(const RawRows& raw, const Params& p
     quads += 1024;
     top = Quad();
     levels = Levels();
+    if (it == 3) break;
     sums.to_next_block();
-    norms = sums.load<0>(p);
+    norms = sums.load();
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) write_quad(cross[i], i, quads);

@@ -38,6 +38,9 @@ __device__ __forceinline__ uint32_t renew(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+// The same against ptxas too, which would rather read thread and window again than keep a register: a shuffle that
+// leaves every lane its own. All lanes.
+__device__ __forceinline__ uint32_t hold(uint32_t x) { return __shfl_sync(0xffffffffu, x, threadIdx.x & 31); }
 // An item of a work: tokens [first, first + count) of its sequence.
 struct Item {
   int64_t first = 0;

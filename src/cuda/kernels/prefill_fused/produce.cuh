@@ -55,8 +55,8 @@ struct Ahead {
 };
 
 // Of a stage: the upper triangles of T' and M are zero and stay so; everything else is written before it is read.
-__device__ __forceinline__ void clear_triangles(uint32_t stage, uint32_t threads) {
-  for (uint32_t i = threadIdx.x * 16; i < Stage::kDecay - Stage::kSolve; i += threads * 16)
+__device__ __forceinline__ void clear_triangles(uint32_t stage, uint32_t thread, uint32_t threads) {
+  for (uint32_t i = thread * 16; i < Stage::kDecay - Stage::kSolve; i += threads * 16)
     ptx::store_shared(stage + Stage::kSolve + i, uint4{});
 }
 
@@ -128,21 +128,27 @@ __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Param
     const uint32_t wild = __any_sync(0xffffffffu, !tame);
     if (channel == 0) ptx::store_shared(at.stage + Stage::kWild, wild);
   }
-  const uint32_t totals = at.area + GroupArea::kTotals + at.me.warp * 256 + channel * 4;
-  ptx::store_shared(totals, ptx::exp2_approx(total0));
-  ptx::store_shared(totals + 128, ptx::exp2_approx(total1));
+  write_norms(p, at.area, at.me);
+  const uint32_t totals = at.area + GroupArea::kTotals + at.me.warp * ChannelTotals::kBytes + channel * 4;
+  const float power0 = ptx::exp2_approx(total0), power1 = ptx::exp2_approx(total1);
+  ptx::store_shared(totals + ChannelTotals::kAfter, power1);
+  if constexpr (C::kDiagonal == Diagonal::kAnchored) {
+    const float2 anchor = ptx::load_shared_f2(at.area + GroupArea::kSource + Source::kAnchor);
+    ptx::store_shared(totals + ChannelTotals::kUp, power0 * anchor.x);
+    ptx::store_shared(totals + ChannelTotals::kUp + 128, power1 * anchor.x);
+    ptx::store_shared(totals + ChannelTotals::kBefore, power0 * anchor.y);
+  } else {
+    ptx::store_shared(totals + ChannelTotals::kBefore, power0);
+  }
   __syncwarp();
-  if constexpr (C::kDiagonal == Diagonal::kAnchored)
-    build_anchored<kUnroll>(raw, p, at.me, at.scratch, at.area, sink);
-  else build_dyadic<kUnroll>(raw, p, at.me, at.scratch, at.area, sink);
+  if constexpr (C::kDiagonal == Diagonal::kAnchored) build_anchored<kUnroll>(raw, at.me, at.scratch, at.area, sink);
+  else build_dyadic<kUnroll>(raw, at.me, at.scratch, at.area, sink);
 }
 
-template <Diagonal kDiagonal>
-__device__ __forceinline__ void solve_item(const Params& p, const Place& at) {
-  reduce_scores<kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
-  ptx::named_barrier(1 + at.me.group, 128);
-  // The first block column is the longest; warp 0, which has the most else to do, takes the last.
-  solve_block_column(at.scratch, at.area, at.stage, 3 - at.me.warp, at.me.lane);
+// The first block column is the longest. Warp 0, which has the most else to do, takes the last in the first group; in
+// the next the columns move on, so that the SM's schedulers, which have a warp of each group, get as much to do.
+__device__ __forceinline__ void solve_block_columns(const Place& at) {
+  solve_block_column(at.scratch, at.area, at.stage, (3 - at.me.warp - at.me.group) & 3, at.me.lane);
 }
 
 template <class C>
@@ -222,7 +228,9 @@ __device__ __forceinline__ void produce(const Params& p) {
       load_ahead<C>(p, position, at, ahead);
       keep_position(position, parity ^ 1, at);
     }
-    solve_item<C::kDiagonal>(p, at);
+    reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
+    ptx::named_barrier(1 + at.me.group, 128);
+    solve_block_columns(at);
     publish_stage(at);
   }
 }

@@ -51,7 +51,7 @@ static_assert(Tables::kBytes % 1024 == 0);  // stages follow
 
 constexpr uint32_t kValueBytes = 16384;    // 4 warps x 4 tiles x 1 KB
 constexpr uint32_t kScratchBytes = 16384;  // of a producer group
-constexpr uint32_t kGroupBytes = 7936;     // GroupArea
+constexpr uint32_t kGroupBytes = 6912;     // GroupArea
 
 // The fused kernel.
 struct Shared {
@@ -64,15 +64,18 @@ struct Shared {
 };
 static_assert(Shared::kBytes <= 232448);
 
-// The staged form's first kernel: one producer group a CTA, four CTAs an SM. Of the stage, only what the solve makes
+// The staged form's first kernel: producer groups, each on items of its own. Of a stage, only what the solve makes
 // (from Stage::kSolve on) passes through shared memory.
+template <int kGroups>
 struct PrepareShared {
+  static constexpr uint32_t kTailBytes = Stage::kStride - Stage::kSolve;
   static constexpr uint32_t kTail = Tables::kBytes;
-  static constexpr uint32_t kScratch = kTail + Stage::kStride - Stage::kSolve;
-  static constexpr uint32_t kGroup = kScratch + kScratchBytes;
-  static constexpr uint32_t kBytes = kGroup + kGroupBytes;
+  static constexpr uint32_t kScratch = kTail + kGroups * kTailBytes;
+  static constexpr uint32_t kGroup = kScratch + kGroups * kScratchBytes;
+  static constexpr uint32_t kUnits = kGroup + kGroups * kGroupBytes;  // UnitArea
+  static constexpr uint32_t kBytes = kUnits + kGroups * 128;
 };
-static_assert(4 * (PrepareShared::kBytes + 1024) <= 233472);
+static_assert(PrepareShared<4>::kBytes <= 232448);
 
 // Its second: consumer warpgroups and a ring of stages.
 template <int kGroups>
@@ -91,14 +94,24 @@ static_assert(ChainShared<1>::kBytes <= 232448 && ChainShared<2>::kBytes <= 2324
 struct GroupArea {
   static constexpr uint32_t kSums = 0;     // [|q|^2, |k|^2, q.k][32 tokens][4 warps] fp32
   static constexpr uint32_t kBeta = 1536;  // [32] fp32
-  // N_ij = beta_i A_ij: [32][36] fp32.
+  // N_ij = beta_i A_ij: [32][36] fp32; before that, of each warp, norm factors and 2^B of its channels.
   static constexpr uint32_t kSystem = 1664;
+  static constexpr uint32_t kNorms = kSystem;          // [4 warps][32 tokens]{q, k} fp32
+  static constexpr uint32_t kTotals = kSystem + 1024;  // [4 warps] ChannelTotals
   static constexpr int kPitch = 36;
   static constexpr uint32_t kSource = 6272;    // the open work: see Source in prepare_rows.cuh
   static constexpr uint32_t kNextWork = 6336;  // int64
   static constexpr uint32_t kPosition = 6344;  // item and items of the open work, parity of the stage: int32 each
   static constexpr uint32_t kBias = 6400;      // [128] fp32
-  static constexpr uint32_t kTotals = 6912;    // [4 warps][2 blocks][32 k] fp32: 2^B of the blocks
+};
+
+// 2^B of both blocks of a warp's 32 channels, [32 k] fp32 each. Anchored blocks (H-5b) have theirs times 2^c, and
+// times 2^-c for the block after; scales are 1 in the dyadic form.
+struct ChannelTotals {
+  static constexpr uint32_t kUp = 0;        // 2^(B0 + c), then 2^(B1 + c)
+  static constexpr uint32_t kBefore = 256;  // 2^(B0 - c): block 0 before a row of block 1
+  static constexpr uint32_t kAfter = 384;   // 2^B1: block 1 after a column of block 0
+  static constexpr uint32_t kBytes = 512;
 };
 
 // In a warp's scratch, once the partial scores are summed.

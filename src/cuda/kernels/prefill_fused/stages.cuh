@@ -1,28 +1,33 @@
-// The staged form of the prefill, for calls whose heads and sequences do not fill the chip, and for short ones: the
-// preparation of all items at once on the whole device, then the serial chains, which find their operands in memory.
+// The staged form of the prefill: every item's preparation to memory, and the serial chains, which find their
+// operands there.
 //
-//   1  prepare_stages_kernel  every item of every (sequence, head) to its stage in Params::stages; nothing waits
+//   1  prepare_stages_kernel  every item of every (sequence, head) to its stage in Params::stages; waits for nothing
 //   2  chain_kernel           (chain.cuh) the consumer's role alone, stages by bulk copies; with segments: summaries,
 //                             then merge_segments_kernel, then the segments, all from the same stages (S-6)
 //
+// One after the other, each on the whole device; or, with Params::wave, side by side: the preparation is given some
+// of the SMs, says of every stage when it is there, and makes first what the chains want first (units.cuh). The
+// chains' grid cannot start before all of the preparation's blocks run, and these wait for nobody (F28).
+//
 // Arithmetic, order of operations and bits are those of the fused kernel: both compile the same functions.
 // Stage of item i of a (sequence, head): [items of the sequences before it + i][head], Staged::kStride bytes.
-// prepare: 128 threads, one item at a time. A CTA takes units (position, head), the grid's size apart, a multiple of
-// the heads, so that neighbours read neighbouring rows and a CTA keeps its head. Operands go to memory from
-// registers; what the solve makes goes by a bulk copy.
+// prepare: a CTA an SM, groups of 128 threads that take an item at a time and never meet after the start. Operands go
+// to memory from registers; what the solve makes goes by a bulk copy.
 #pragma once
 
 #include <type_traits>
 
-#include "cuda/kernels/prefill_fused/produce.cuh"
+#include "cuda/kernels/prefill_fused/units.cuh"
 #include "cuda/ptx/grid.h"
+#include "cuda/ptx/signal.h"
 
 namespace kda::cuda::prefill_fused {
 
-constexpr int kPrepareThreads = 128;
-// CTAs of an SM, and copies of the loop bodies over an item's blocks: the dyadic form needs the registers of three.
+// Groups, and copies of the loop bodies over an item's blocks: the dyadic form needs the registers of three.
 template <class C>
-constexpr int kPrepareCtas = C::kDiagonal == Diagonal::kAnchored ? 4 : 3;
+constexpr int kPrepareGroups = C::kDiagonal == Diagonal::kAnchored ? 4 : 3;
+template <class C>
+constexpr int kPrepareThreads = 128 * kPrepareGroups<C>;
 template <class C>
 constexpr int kPrepareUnroll = C::kDiagonal == Diagonal::kAnchored ? 2 : 1;
 template <class C>
@@ -34,106 +39,124 @@ struct Staged {
 };
 static_assert(Staged::kStride >= Stage::kBytes && Staged::kHalf % 128 == 0);
 
-__device__ __forceinline__ char* stage_in_memory(const Params& p, uint32_t position, int head) {
-  return static_cast<char*>(p.stages) +
-         (static_cast<int64_t>(position) * p.value_heads + head) * static_cast<int64_t>(Staged::kStride);
+__device__ __forceinline__ char* stage_in_memory(const Params& p, int64_t slot) {
+  return static_cast<char*>(p.stages) + slot * static_cast<int64_t>(Staged::kStride);
+}
+// The word that says that the stage of this slot is there.
+__device__ __forceinline__ uint32_t* stage_flag(const Params& p, int64_t slot) {
+  return reinterpret_cast<uint32_t*>(stage_in_memory(p, p.stage_positions * p.value_heads)) + slot;
 }
 
+// `thread_in_window`: the shared window's address plus the thread's index, in one register.
+template <int kGroups>
 struct PreparePlace : Place {
-  __device__ PreparePlace(uint32_t thread, uint32_t window)
-      : Place{ProducerLane(static_cast<int>(renew(thread)), 0), 0, 0, 0, 0} {
-    const uint32_t shared = renew(window);
-    area = shared + PrepareShared::kGroup;
-    group_scratch = shared + PrepareShared::kScratch;
+  uint32_t unit;  // UnitArea
+  __device__ explicit PreparePlace(uint32_t thread_in_window)
+      : Place{ProducerLane(static_cast<int>(renew(thread_in_window) & 1023),
+                           static_cast<int>((renew(thread_in_window) & 1023) >> 7)),
+              0, 0, 0, 0} {
+    using Plan = PrepareShared<kGroups>;
+    const uint32_t shared = renew(thread_in_window) & ~1023u;
+    area = shared + Plan::kGroup + me.group * kGroupBytes;
+    group_scratch = shared + Plan::kScratch + me.group * kScratchBytes;
     scratch = group_scratch + me.warp * 4096;
-    stage = shared + PrepareShared::kTail - Stage::kSolve;  // its operands are not here
+    stage = shared + Plan::kTail + me.group * Plan::kTailBytes - Stage::kSolve;  // its operands are not here
+    unit = shared + Plan::kUnits + me.group * 128;
   }
+  __device__ void meet() const { ptx::named_barrier(1 + me.group, 128); }
+  __device__ uint32_t open_slot() const { return ptx::load_shared_u32(unit + UnitArea::kSlot); }
 };
 
-// Where a preparing CTA stands: the item `position` of all sequences' items, of value head `head`.
-struct UnitCursor {
-  uint32_t position, head;
-  uint32_t step, rest;  // the grid's size in units: positions and heads
-  int sequence, active;
-  __device__ explicit UnitCursor(const Params& p) {
-    const uint32_t heads = static_cast<uint32_t>(p.value_heads);
-    position = blockIdx.x / heads, head = blockIdx.x - position * heads;
-    step = gridDim.x / heads, rest = gridDim.x - step * heads;
-    sequence = -1;
-    active = static_cast<int>(active_sequences(p));
-  }
-  __device__ void advance(const Params& p) {
-    position += step, head += rest;
-    if (head >= static_cast<uint32_t>(p.value_heads)) head -= p.value_heads, ++position;
-  }
-};
-
-// The item of the cursor within its sequence, which is opened if it is not open; items 0: there is none.
-template <class C>
-__device__ __forceinline__ Position take_unit(const Params& p, UnitCursor& unit, uint32_t area,
-                                              const ProducerLane& me, bool head_changes) {
-  int n = max(unit.sequence, 0);
-  if (unit.position >= p.stage_positions) return {0, 0};
-  while (n < unit.active && unit.position >= sequence_table()[n].first + item_total(sequence_table()[n].length)) ++n;
-  if (n >= unit.active) return {0, 0};
-  const SequenceEntry entry = sequence_table()[n];
-  if (n != unit.sequence || head_changes) {
-    unit.sequence = n;
+// The next unit becomes the open one; its work is opened if it is not open. All threads of the group.
+template <class C, class At>
+__device__ __forceinline__ Position open_unit(const Params& p, const At& at) {
+  const uint4 next = ptx::load_shared_u4(at.unit + UnitArea::kNext);
+  const Position position = {static_cast<int>(next.x), static_cast<int>(next.y)};
+  if (position.items == 0) return position;
+  const Unit unit{next.x, next.y, next.z, next.w};
+  if (ptx::load_shared_u32(at.unit + UnitArea::kIsNew) != 0) {
+    const SequenceEntry entry = sequence_table()[unit.sequence];
     Work work;
     work.head = static_cast<int32_t>(unit.head);
     const bool is_batched = p.cu_seqlens.data == nullptr && p.begin.data == nullptr;
-    work.span = Span{is_batched ? n : 0, entry.begin, entry.length};
-    ptx::named_barrier(1, kPrepareThreads);  // everyone is done with the one before
-    open_source<C::kGate, typename C::GateT>(p, work, area, me.index());
-    ptx::named_barrier(1, kPrepareThreads);
+    work.span = Span{is_batched ? static_cast<int64_t>(unit.sequence) : 0, entry.begin, entry.length};
+    at.meet();  // everyone is done with the one before
+    open_source<C::kGate, typename C::GateT>(p, work, at.area, at.me.index());
+    at.meet();
   }
-  return {static_cast<int>(unit.position - entry.first), static_cast<int>(item_total(entry.length))};
+  if (at.me.index() == 0) ptx::store_shared(at.unit + UnitArea::kSlot, stage_slot(p, unit));
+  return position;
+}
+
+// One thread: the stage of the item before is in memory.
+__device__ __forceinline__ void call_ready(const Params& p, uint32_t unit) {
+  ptx::bulk_store_wait<0>();
+  const uint32_t slot = ptx::load_shared_u32(unit + UnitArea::kMade);
+  if (slot != kNoSlot) ptx::store_release(stage_flag(p, slot), 1u);
 }
 
 template <class C>
-__global__ void __launch_bounds__(kPrepareThreads, kPrepareCtas<C>)
-    prepare_stages_kernel(const __grid_constant__ Params p) {
-  ptx::launch_dependents();  // the chains wait for the whole of this grid before they load a stage
-  const uint32_t thread = renew(threadIdx.x), window = renew(ptx::shared_address(s_memory));
-  list_sequences(p, kPrepareThreads);
-  clear_triangles(window + PrepareShared::kTail - Stage::kSolve, kPrepareThreads);
-  __syncthreads();
-  UnitCursor unit(p);
+__global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(const __grid_constant__ Params p) {
+  using At = PreparePlace<kPrepareGroups<C>>;
+  const uint32_t thread = hold(ptx::shared_address(s_memory) + threadIdx.x);
+  list_sequences(p, kPrepareThreads<C>);
+  ptx::launch_dependents();  // chains wait for the whole of this grid, or for each stage's flag
   Ahead<typename C::GateT> ahead;
   Position position;
   {
-    const PreparePlace at(thread, window);
-    position = take_unit<C>(p, unit, at.area, at.me, true);
+    const At at(thread);
+    clear_triangles(at.stage, at.me.index(), 128);
+    __syncthreads();
+    if (at.me.index() == 0) {
+      const uint32_t groups = gridDim.x * kPrepareGroups<C>;
+      take_first_unit(p, at.me.group * gridDim.x + blockIdx.x, UnitCursor::used_groups(p, groups), at.unit);
+    }
+    at.meet();
+    position = open_unit<C>(p, at);
     load_ahead<C>(p, position, at, ahead);
+    at.meet();
   }
   while (position.items != 0) {
     {
       RawRows raw;
       {
-        const PreparePlace at(thread, window);
-        prepare_rows<C, kPrepareUnroll<C>>(raw, p, position.index, at, ahead, static_cast<int>(unit.step));
-        if (at.me.index() == 0) ptx::bulk_store_wait_read<0>();  // of the stage's tail
-        ptx::named_barrier(1, kPrepareThreads);
+        const At at(thread);
+        prepare_rows<C, kPrepareUnroll<C>>(raw, p, position.index, at, ahead,
+                                           static_cast<int>(ptx::load_shared_u32(at.unit + UnitArea::kAhead)));
+        if (at.me.index() == 0) {
+          if (p.wave > 0) call_ready(p, at.unit);
+          else ptx::bulk_store_wait_read<0>();  // of the stage's tail
+        }
+        at.meet();
       }
+      const At at(thread);
       PrepareSink<C> sink;
-      sink.stage = stage_in_memory(p, unit.position, static_cast<int>(unit.head));
-      prepare_operands<C, kPrepareUnroll<C>>(raw, p, PreparePlace(thread, window), sink);
+      sink.stage = stage_in_memory(p, at.open_slot());
+      prepare_operands<C, kPrepareUnroll<C>>(raw, p, at, sink);
+      ptx::fence_async_proxy_global();  // chains read by bulk copies
     }
-    const PreparePlace at(thread, window);
-    char* const target = stage_in_memory(p, unit.position, static_cast<int>(unit.head));
-    ptx::named_barrier(1, kPrepareThreads);
-    unit.advance(p);
-    position = take_unit<C>(p, unit, at.area, at.me, unit.rest != 0);
+    const At at(thread);
+    at.meet();
+    if (at.me.index() == 0) ptx::store_shared(at.unit + UnitArea::kMade, at.open_slot());
+    position = open_unit<C>(p, at);
     load_ahead<C>(p, position, at, ahead);
-    solve_item<C::kDiagonal>(p, at);
+    reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
+    at.meet();
+    if (at.me.index() == 0) take_next_unit(p, at.unit);
+    solve_block_columns(at);
     ptx::fence_async_proxy();
-    ptx::named_barrier(1, kPrepareThreads);
+    at.meet();
     if (at.me.index() == 0) {
-      ptx::bulk_store(target + Stage::kSolve, at.stage + Stage::kSolve, Stage::kBytes - Stage::kSolve);
+      const uint32_t slot = ptx::load_shared_u32(at.unit + UnitArea::kMade);
+      ptx::bulk_store(stage_in_memory(p, slot) + Stage::kSolve, at.stage + Stage::kSolve,
+                      Stage::kBytes - Stage::kSolve);
       ptx::bulk_store_commit();
     }
   }
-  if (threadIdx.x == 0) ptx::bulk_store_wait_read<0>();
+  const At at(thread);
+  if (at.me.index() != 0) return;
+  if (p.wave > 0) call_ready(p, at.unit);
+  else ptx::bulk_store_wait_read<0>();
 }
 
 }  // namespace kda::cuda::prefill_fused

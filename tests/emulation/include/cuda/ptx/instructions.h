@@ -48,6 +48,15 @@ void set_max_registers_down() {}
 inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}
 
+// signal.h
+template <int kPending>
+void bulk_store_wait() {
+  emulation::finish_reads(kPending);
+}
+inline void fence_async_proxy_global() {}
+inline void store_release(uint32_t* p, uint32_t x) { *p = x; }
+inline uint32_t load_acquire(const uint32_t* p) { return *p; }
+
 // mbarrier.h
 inline uint32_t shared_address(const void* p) { return emulation::shared_address(p); }
 inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
@@ -60,7 +69,9 @@ inline void mbarrier_arrive_expect_cluster(uint32_t barrier, uint32_t bytes) {
   emulation::mbarrier_expect_bytes(barrier, static_cast<int>(bytes));
   emulation::mbarrier_arrive(barrier);
 }
-inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) { mbarrier_arrive_expect_cluster(barrier, bytes); }
+inline void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  mbarrier_arrive_expect_cluster(barrier, bytes);
+}
 inline void store_cluster_counted(uint32_t address, float x, uint32_t barrier) {
   store_shared(address, x);
   emulation::mbarrier_complete_bytes(barrier, 4);
