@@ -369,6 +369,12 @@ class Checkpoint {
     while (kda_checkpoint_layer(get(), list.size(), &l.number, &l.spec) == KDA_OK) list.push_back(l);
     return list;
   }
+  // "q_proj.weight", "A_log", ...; owned by the checkpoint.
+  kda_tensor parameter(size_t i, const std::string& name) const {
+    kda_tensor t{};
+    check(kda_checkpoint_parameter(get(), i, name.c_str(), &t));
+    return t;
+  }
   kda_checkpoint* get() const noexcept { return handle_.get(); }
 
  private:

@@ -71,6 +71,13 @@ KDA_API void kda_checkpoint_close(kda_checkpoint* checkpoint);
 KDA_API kda_status kda_checkpoint_layer(const kda_checkpoint* checkpoint, size_t i, int64_t* number,
                                         kda_layer_spec* spec);
 
+/* One parameter of KDA layer i as it lies in the mapped file: host memory that the checkpoint owns, [rows, cols] with a
+ * row stride, element type as stored. Names are those of L-1 without prefix ("q_proj.weight", "A_log"), whatever the
+ * file calls them: fused tensors and FLA's names are resolved (spec L-10, L-11). Conv weights [channels, W], A_log [HV],
+ * dt_bias [HV, K], o_norm.weight [V], FLA's bias "g_b_proj.bias" [HV*V]. NOT_FOUND: this layer has none. */
+KDA_API kda_status kda_checkpoint_parameter(const kda_checkpoint* checkpoint, size_t i, const char* name,
+                                            kda_tensor* out);
+
 /* ---- Weights -------------------------------------------------------------------------------------- */
 
 typedef struct kda_layer_weights kda_layer_weights;
@@ -96,6 +103,10 @@ KDA_API kda_status kda_layer_weights_load(kda_context* context, const kda_checkp
 KDA_API kda_status kda_layer_weights_create(kda_context* context, const kda_layer_spec* spec,
                                             const kda_named_tensor* tensors, size_t count,
                                             const kda_layer_load_options* options, kda_layer_weights** out);
+/* One parameter among tensors in memory, for runtimes that multiply themselves: `tensors` as above, the result as
+ * kda_checkpoint_parameter gives it, a view of their memory. All of them are checked, whichever is asked for. */
+KDA_API kda_status kda_layer_parameter(const kda_layer_spec* spec, const kda_named_tensor* tensors, size_t count,
+                                       const char* name, kda_tensor* out);
 KDA_API void kda_layer_weights_destroy(kda_layer_weights* weights);
 
 /* What was loaded: the rank's own description. */

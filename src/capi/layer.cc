@@ -7,6 +7,7 @@
 #include "base/tensor.h"
 #include "capi/guard.h"
 #include "layer/checkpoint.h"
+#include "layer/parameters.h"
 #include "layer/plan.h"
 
 struct kda_checkpoint {
@@ -78,6 +79,22 @@ Result<layer::TensorMap> read_tensors(const kda_named_tensor* tensors, size_t co
   return map;
 }
 
+// A layer without short convolution is one of W = 2 without conv weights (spec L-11).
+bool has_short_conv(const kda_layer_spec& spec, const layer::TensorMap& tensors) {
+  const auto is_conv = [](const auto& entry) { return entry.first.find("conv1d") != std::string::npos; };
+  return spec.conv_width != 2 || std::any_of(tensors.begin(), tensors.end(), is_conv);
+}
+
+Status find_parameter(const layer::TensorMap& tensors, const kda_layer_spec& spec, const std::string& origin,
+                      bool short_conv, const char* name, kda_tensor* out) {
+  auto all = layer::resolve(tensors, spec, origin, short_conv);
+  if (!all.ok()) return all.status();
+  auto found = layer::parameter(all.value(), spec, name);
+  if (!found.ok()) return found.status();
+  *out = found.value();
+  return {};
+}
+
 Status create_weights(const kda_context* context, const kda_layer_spec& spec, const layer::TensorMap& tensors,
                       bool short_conv, const Options& options, const std::string& origin, kda_layer_weights** out) {
   auto all = layer::resolve(tensors, spec, origin, short_conv);
@@ -138,6 +155,18 @@ kda_status kda_checkpoint_layer(const kda_checkpoint* checkpoint, size_t i, int6
   });
 }
 
+kda_status kda_checkpoint_parameter(const kda_checkpoint* checkpoint, size_t i, const char* name, kda_tensor* out) {
+  return guard([&]() -> Status {
+    KDA_RETURN_IF_ERROR(check_pointer("checkpoint", checkpoint));
+    KDA_RETURN_IF_ERROR(check_pointer("name", name));
+    KDA_RETURN_IF_ERROR(check_pointer("out", out));
+    auto found = checkpoint->checkpoint.layer(i);
+    if (!found.ok()) return found.status();
+    const layer::Checkpoint::Layer& l = *found.value();
+    return find_parameter(l.tensors, l.spec, l.origin, checkpoint->checkpoint.config().short_conv, name, out);
+  });
+}
+
 kda_status kda_layer_weights_load(kda_context* context, const kda_checkpoint* checkpoint, size_t i,
                                   const kda_layer_load_options* options, kda_layer_weights** out) {
   return guard([&]() -> Status {
@@ -169,10 +198,22 @@ kda_status kda_layer_weights_create(kda_context* context, const kda_layer_spec* 
     KDA_RETURN_IF_ERROR(layer::normalize(whole));
     auto map = read_tensors(tensors, count);
     if (!map.ok()) return map.status();
-    const auto is_conv = [](const auto& entry) { return entry.first.find("conv1d") != std::string::npos; };
-    const bool short_conv =
-        whole.conv_width != 2 || std::any_of(map.value().begin(), map.value().end(), is_conv);  // spec L-11
-    return create_weights(context, whole, map.value(), short_conv, o.value(), "tensors", out);
+    return create_weights(context, whole, map.value(), has_short_conv(whole, map.value()), o.value(), "tensors", out);
+  });
+}
+
+kda_status kda_layer_parameter(const kda_layer_spec* spec, const kda_named_tensor* tensors, size_t count,
+                               const char* name, kda_tensor* out) {
+  return guard([&]() -> Status {
+    KDA_RETURN_IF_ERROR(check_pointer("spec", spec));
+    KDA_RETURN_IF_ERROR(check_pointer("tensors", tensors));
+    KDA_RETURN_IF_ERROR(check_pointer("name", name));
+    KDA_RETURN_IF_ERROR(check_pointer("out", out));
+    kda_layer_spec whole = *spec;
+    KDA_RETURN_IF_ERROR(layer::normalize(whole));
+    auto map = read_tensors(tensors, count);
+    if (!map.ok()) return map.status();
+    return find_parameter(map.value(), whole, "tensors", has_short_conv(whole, map.value()), name, out);
   });
 }
 

@@ -15,6 +15,7 @@ from libkda._errors import (
 )
 from libkda._library import cpu_isas, get_include, library_path, source_hash, version
 from libkda._stats import stats
+from libkda.checkpoint import Checkpoint, LayerSpec
 from libkda.context import Context, candidates, devices
 from libkda.copies import CopySet
 from libkda.plans import (
@@ -36,6 +37,7 @@ from libkda.tensors import Tensor, empty, from_dlpack
 __version__ = version()
 
 __all__ = [
+    "Checkpoint",
     "CommitPlan",
     "Context",
     "ConvPlan",
@@ -46,6 +48,7 @@ __all__ = [
     "Error",
     "GatedNormPlan",
     "InvalidArgument",
+    "LayerSpec",
     "MetadataPlan",
     "NotFound",
     "OutOfMemory",

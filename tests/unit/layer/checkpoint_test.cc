@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "support.h"
 
@@ -64,6 +65,31 @@ TEST_F(CheckpointTest, L01_L03_L05_NamesPrefixesAndConfigsOfTheModels) {
   EXPECT_EQ(spec.num_heads, 96);
   EXPECT_EQ(count, 69);
   EXPECT_EQ(kda_model_spec("kimi-k4", &spec, nullptr), KDA_NOT_FOUND);
+}
+
+TEST_F(CheckpointTest, L01_ParametersByOneNameFromFilesAndMemory) {
+  write(model_);
+  const Checkpoint checkpoint(path());
+  std::vector<kda_named_tensor> tensors;
+  for (const auto& [name, tensor] : model_.tensors) tensors.push_back({name.c_str(), tensor.view()});
+  const kda_layer_spec spec = checkpoint.layers()[0].spec;
+  for (const auto& [name, tensor] : model_.tensors) {
+    const kda_tensor mapped = checkpoint.parameter(0, name);
+    kda_tensor given{};
+    ASSERT_EQ(kda_layer_parameter(&spec, tensors.data(), tensors.size(), name.c_str(), &given), KDA_OK) << name;
+    for (const kda_tensor& t : {mapped, given}) {
+      size_t count = 1;
+      for (int32_t i = 0; i < t.rank; ++i) count *= static_cast<size_t>(t.shape[i]);
+      ASSERT_EQ(t.dtype, tensor.view().dtype) << name;
+      ASSERT_EQ(count, static_cast<size_t>(tensor.size())) << name;
+      EXPECT_EQ(std::memcmp(t.data, tensor.view().data, count * kda_dtype_size(t.dtype)), 0) << name;
+    }
+    EXPECT_EQ(given.data, tensor.view().data) << name;
+  }
+  kda_tensor none{};
+  EXPECT_EQ(kda_checkpoint_parameter(checkpoint.get(), 0, "g_proj.weight", &none), KDA_NOT_FOUND);
+  EXPECT_EQ(kda_checkpoint_parameter(checkpoint.get(), 1, "A_log", &none), KDA_NOT_FOUND);
+  EXPECT_EQ(kda_layer_parameter(&spec, tensors.data(), tensors.size() - 1, "A_log", &none), KDA_INVALID_ARGUMENT);
 }
 
 TEST_F(CheckpointTest, L04_GateFamilyFollowsTheBoundAlone) {

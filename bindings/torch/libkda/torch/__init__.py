@@ -436,13 +436,19 @@ def metadata(
 
 
 from libkda.torch._scratch import measure, scratch
-from libkda.torch.serving import LayerContext, Mixer, Step, attention, serving
+from libkda.torch.serving import Group, LayerContext, Mixer, Step, attention, serving
+
+# After what it is made of.
+from libkda.torch.layer import KDALayer, LayerState  # isort: skip
 
 __all__ = [
     "AttentionOptions",
     "ConvOptions",
     "Form",
+    "Group",
+    "KDALayer",
     "LayerContext",
+    "LayerState",
     "Mixer",
     "PlanOptions",
     "Sequences",
