@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("libkda.torch")
+if os.environ.get("KDA_VLLM_DEVICE", "cpu") != "cpu":
+    pytest.skip("vLLM is on its GPU platform in this process", allow_module_level=True)
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 pytest.importorskip("vllm", reason="vllm is not installed")
 from vllm.model_executor.custom_op import op_registry_oot
@@ -172,6 +174,19 @@ def test_tables_for_a_graph_lie_in_vllms_buffers(kind):
         if drafts:
             assert group.accepted.data_ptr() == layer.builder.num_accepted_tokens.data_ptr()
             assert group.accepted.tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_M28_a_captured_step_follows_the_tables(kind, drafts):
+    """Without a GPU: the captured call is repeated with the very metadata it was captured with."""
+    if kind == "k3" and drafts:
+        pytest.skip("K3's tables are staged by a kernel of vLLM's that needs a GPU")
+
+    def capture(run):
+        run()
+        return run
+
+    vllm_steps.check_replays(kind, drafts, capture)
 
 
 def test_another_cache_groups_metadata_has_its_own_slots():

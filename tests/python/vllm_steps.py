@@ -1,4 +1,5 @@
-"""vLLM's KDA layers without an engine, on the CPU: its real layer classes and metadata builders, steps as its runner has them.
+"""vLLM's KDA layers without an engine: its real layer classes and metadata builders, steps as its runner has them. On the CPU
+platform of vLLM, or with KDA_VLLM_DEVICE=cuda on a GPU.
 
 A Layer is one of vLLM's three classes with random weights and a paged cache; a Request is a stream of random projections. One
 step is a list of (request, tokens, rejected ones): the runner's order, offsets, slots and accepted counts are made from it,
@@ -9,7 +10,9 @@ import os
 import tempfile
 import types
 
-os.environ["VLLM_TARGET_DEVICE"] = "cpu"
+DEVICE = os.environ.get("KDA_VLLM_DEVICE", "cpu")
+if DEVICE == "cpu":
+    os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 
 import torch
 import vllm.envs
@@ -23,7 +26,7 @@ from vllm.models.kimi_k3.nvidia.kda import KimiK3DeltaAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 CLASSES = {"k3": KimiK3DeltaAttention, "kimi_linear": KimiGatedDeltaNetAttention, "glm": Glm5NextLinearAttention}
-HEADS, DIM, HIDDEN, WIDTH = 2, 32, 48, 4
+HEADS, DIM, HIDDEN, WIDTH = (2, 32, 48, 4) if DEVICE == "cpu" else (12, 128, 256, 4)
 CHANNELS = HEADS * DIM
 PAD_BYTES = 256  # of a page that nobody uses: views of the pools have a stride of their own
 
@@ -32,7 +35,7 @@ def engine_config(*, dtype=torch.float32, drafts=0, max_tokens=512, max_requests
     config = VllmConfig(additional_config=additional)
     with set_current_vllm_config(config):
         if not model_parallel_is_initialized():
-            init_distributed_environment(1, 0, f"file://{tempfile.mktemp()}", 0, "gloo")
+            init_distributed_environment(1, 0, f"file://{tempfile.mktemp()}", 0, "gloo" if DEVICE == "cpu" else "nccl")
             initialize_model_parallel(1, 1)
     config.model_config = types.SimpleNamespace(dtype=dtype, hf_text_config=None)
     config.scheduler_config.max_num_batched_tokens = max_tokens
@@ -66,7 +69,8 @@ class Layer:
         with set_current_vllm_config(config):
             torch.set_default_dtype(config.model_config.dtype)
             try:
-                self.layer = CLASSES[kind](model_config(kind), config, prefix=prefix)
+                with torch.device(DEVICE):
+                    self.layer = CLASSES[kind](model_config(kind), config, prefix=prefix)
             finally:
                 torch.set_default_dtype(torch.float32)
             self.spec = self.layer.get_kv_cache_spec(config)
@@ -77,21 +81,22 @@ class Layer:
                 parameter.data.copy_(value)
             self.drafts = config.num_speculative_tokens if config.speculative_config else 0
             backend = self.layer.get_attn_backend()
-            self.builder = backend.get_builder_cls()(self.spec, [prefix], config, torch.device("cpu"))
+            self.builder = backend.get_builder_cls()(self.spec, [prefix], config, torch.device(DEVICE))
+        self.starts = torch.zeros(65, dtype=torch.int32, device=DEVICE)  # the runner's offsets stay at their place too
         self.bind(slots)
         self.profile()
 
     def bind(self, slots):
         page = sum(torch.Size(s).numel() * d.itemsize for s, d in zip(self.spec.shapes, self.spec.dtypes, strict=True))
         generator = torch.Generator().manual_seed(7)
-        raw = torch.randint(0, 60, (slots, 1, 1, page + PAD_BYTES), dtype=torch.int8, generator=generator)
+        raw = torch.randint(0, 60, (slots, 1, 1, page + PAD_BYTES), dtype=torch.int8, generator=generator).to(DEVICE)
         self.page = raw  # never cleared: what is not said to be a state is rubbish
         self.layer.bind_kv_cache(raw[..., :page])
 
     def profile(self, tokens=16):
         """A run without metadata, as vLLM's memory profiling does: must leave the output alone."""
         rows = Request(0, tokens, self.config.model_config.dtype).rows
-        out = torch.full((1, tokens, HEADS, DIM), 3.0, dtype=rows.dtype)
+        out = rows.new_full((1, tokens, HEADS, DIM), 3.0)
         with set_forward_context(None, self.config), torch.inference_mode():
             self.layer._forward(**self.arguments(rows, out))
         assert (out == 3.0).all()
@@ -110,23 +115,27 @@ class Layer:
         lengths = [tokens for _, tokens, _ in step] + [0] * pad_requests
         starts = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
         n = len(lengths)
+        self.starts[: n + 1] = starts
         table = torch.zeros(n, 1 + self.drafts + 3, dtype=torch.int32)  # a column more than asked: rows are strided
         for row, (request, _, _) in enumerate(step):
             table[row, : 1 + self.drafts] = torch.tensor(request.slots)
         context = torch.tensor([r.computed for r, _, _ in step] + [0] * pad_requests, dtype=torch.int32)
         seq_lens = context + starts.diff()
         common = CommonAttentionMetadata(
-            query_start_loc=starts, query_start_loc_cpu=starts.clone(), seq_lens=seq_lens,
+            query_start_loc=self.starts[: n + 1], query_start_loc_cpu=starts, seq_lens=seq_lens.to(DEVICE),
             seq_lens_cpu_upper_bound=seq_lens.clone(), num_reqs=n, num_actual_tokens=int(starts[-1]),
             max_query_len=max(lengths), max_seq_len=int(seq_lens.max()),
-            block_table_tensor=table, slot_mapping=torch.zeros(int(starts[-1]) + pad_tokens, dtype=torch.int64),
+            block_table_tensor=table.to(DEVICE),
+            slot_mapping=torch.zeros(int(starts[-1]) + pad_tokens, dtype=torch.int64, device=DEVICE),
             is_prefilling=torch.tensor([r.computed < r.prompt for r, _, _ in step] + [False] * pad_requests),
         )  # fmt: skip
         extra = {}
         if self.drafts:
             drafted = [-1 if r.computed < r.prompt else tokens - 1 for r, tokens, _ in step] + [-1] * pad_requests
             extra = dict(
-                num_accepted_tokens=torch.tensor([r.accepted for r, _, _ in step] + [1] * pad_requests, dtype=torch.int32),
+                num_accepted_tokens=torch.tensor(
+                    [r.accepted for r, _, _ in step] + [1] * pad_requests, dtype=torch.int32, device=DEVICE
+                ),
                 num_decode_draft_tokens_cpu=torch.tensor(drafted, dtype=torch.int32),
             )
         with set_current_vllm_config(self.config):
@@ -158,9 +167,57 @@ class Request:
 
     def __init__(self, seed, tokens, dtype=torch.float32, slots=(1,), prompt=None):
         generator = torch.Generator().manual_seed(1000 + seed)
-        self.rows = torch.randn(tokens, 5 * CHANNELS + HEADS + 11, generator=generator).to(dtype)
+        self.rows = torch.randn(tokens, 5 * CHANNELS + HEADS + 11, generator=generator).to(DEVICE, dtype)
         self.slots, self.prompt = list(slots), tokens if prompt is None else prompt
         self.computed, self.accepted = 0, 1
+
+
+def check_replays(kind, drafts, capture):
+    """One captured step serves others: of other slots and accepted counts, fewer requests and (K3, which promises it) lengths
+    from 1 to 1 + drafts. `capture(run)` runs a step and returns what runs it again on whatever the builder's tables hold."""
+    config = engine_config(dtype=torch.bfloat16, drafts=drafts)
+    graphed, eager = (Layer(kind, config, prefix=f"model.layers.{i}.attn") for i in range(2))
+    graphed.builder.use_full_cuda_graph = True
+    n, width = 4, 1 + drafts
+    one, two = (
+        [Request(i, 90, torch.bfloat16, slots=range(1 + i * width, 1 + (i + 1) * width), prompt=40) for i in range(n)]
+        for _ in range(2)
+    )
+    for r, other in zip(one, two, strict=True):
+        graphed.step([(r, 40, 0)])
+        eager.step([(other, 40, 0)])
+    rows = one[0].rows.new_zeros(n * width, one[0].rows.shape[1])
+    out = rows.new_zeros(1, n * width, HEADS, DIM)
+    arguments = graphed.arguments(rows, out)
+
+    def build(step):
+        _, m = graphed.metadata(step, pad_requests=n - len(step))
+        m.num_actual_tokens = n * width
+        return m
+
+    kept, first = graphed.page.clone(), build([(r, width, 0) for r in one])
+
+    def run():
+        with set_forward_context({graphed.prefix: first}, config), torch.inference_mode():
+            graphed.layer._forward(**arguments)
+
+    again = capture(run)
+    graphed.page.copy_(kept)
+    steps = [[width] * 4, [width] * 2, [width] * 3]
+    if kind == "k3" and drafts:
+        steps += [[1, width, 1, drafts], [width, 1], [1, 1, width]]
+    for lengths in steps:
+        step = [(r, length, length // 2) for r, length in zip(one, lengths, strict=False)]
+        build(step)
+        flat = torch.cat([r.rows[r.computed : r.computed + length] for r, length, _ in step])
+        rows.zero_()[: flat.shape[0]] = flat
+        arguments["g1"].copy_(graphed.arguments(rows, out)["g1"])
+        again()
+        want = eager.step([(r, length, length // 2) for r, length in zip(two, lengths, strict=False)])
+        assert torch.equal(out[0, : flat.shape[0]], torch.cat(want))
+        for (r, _, _), other in zip(step, two, strict=False):
+            r.computed, r.accepted = other.computed, other.accepted
+    assert torch.equal(graphed.page[1:], eager.page[1:])
 
 
 def batch_invariant(monkeypatch):
