@@ -2,8 +2,12 @@
 a failure (what CI installs must be found)."""
 
 import importlib.util
+import os
 
 import pytest
+
+if os.environ.get("KDA_VLLM_DEVICE", "cpu") == "cpu":
+    os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # before anything has looked for vLLM's platform
 
 
 def pytest_addoption(parser):

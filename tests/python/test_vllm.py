@@ -8,7 +8,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("libkda.torch")
 if os.environ.get("KDA_VLLM_DEVICE", "cpu") != "cpu":
     pytest.skip("vLLM is on its GPU platform in this process", allow_module_level=True)
-os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 pytest.importorskip("vllm", reason="vllm is not installed")
 from vllm.model_executor.custom_op import op_registry_oot
 
@@ -273,6 +272,15 @@ def test_layers_that_stay_vllms():
         Layer("glm", config, prefix="model.layers.1.attn")
 
 
+def test_a_layer_that_has_lost_an_attribute_stays_vllms(monkeypatch):
+    from libkda.vllm._layers import LibKDAGlm5NextLinearAttention
+
+    needs = (*LibKDAGlm5NextLinearAttention._needs, "kda_new_name")
+    monkeypatch.setattr(LibKDAGlm5NextLinearAttention, "_needs", needs)
+    layer = Layer("glm", engine_config())
+    assert layer.layer.libkda is None and declined("glm", "prefill") == ["declined: vLLM's layer has no kda_new_name"]
+
+
 def test_kimi_linear_survives_a_key_that_its_parent_asserts_on():
     config = engine_config(kda_prefill_backend="flashkda")
     layer = Layer("kimi_linear", config)
@@ -392,6 +400,16 @@ def test_register_is_idempotent_and_leaves_others_alone(caplog):
 def test_switched_off(monkeypatch):
     op_registry_oot.clear()
     monkeypatch.setenv("LIBKDA_VLLM", "off")
+    libkda.vllm.register()
+    assert not op_registry_oot
+
+
+def test_other_platforms_are_left_alone(monkeypatch):
+    import vllm.platforms
+    from vllm.platforms.interface import UnspecifiedPlatform
+
+    op_registry_oot.clear()
+    monkeypatch.setattr(vllm.platforms, "_current_platform", UnspecifiedPlatform())
     libkda.vllm.register()
     assert not op_registry_oot
 

@@ -11,8 +11,6 @@ import tempfile
 import types
 
 DEVICE = os.environ.get("KDA_VLLM_DEVICE", "cpu")
-if DEVICE == "cpu":
-    os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 
 import torch
 import vllm.envs

@@ -104,7 +104,7 @@ def register() -> None:
         _stats.logger.info("libkda.vllm: LIBKDA_VLLM=off, nothing was hooked")
         return
     if not (current_platform.is_cuda() or current_platform.is_cpu()):
-        _stats.logger.info("libkda.vllm: platform %s, nothing was hooked", current_platform.device_name)
+        _stats.logger.info("libkda.vllm: %s, nothing was hooked", type(current_platform).__name__)
         return
     if _guard.refuse("libkda.vllm", _problems()):
         return

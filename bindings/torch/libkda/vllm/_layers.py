@@ -35,6 +35,17 @@ class _Layer:
     """What the three have in common. `libkda` is None where the whole layer is vLLM's."""
 
     _backend: type[Any]
+    _needs = (
+        "local_num_heads",
+        "head_dim",
+        "conv_size",
+        "num_spec",
+        "A_log",
+        "dt_bias",
+        "o_norm",
+        "conv1d",
+        "gate_lower_bound",
+    )
     prefix: str
     kv_cache: tuple[_Tensor, ...]
 
@@ -50,9 +61,11 @@ class _Layer:
         self._pools: tuple[tuple[_Tensor, ...] | None, list[_Tensor], _Tensor | None] = (None, [], None)
         if self._options.state_copy == "auto":
             _copies.expect(prefix)
-        self._max_sequences = vllm_config.scheduler_config.max_num_seqs
+        # A captured step may be padded beyond the scheduler's bounds.
+        self._capture = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+        self._max_sequences = max(vllm_config.scheduler_config.max_num_seqs, self._capture)
         layer_reason = self._why_not(vllm_config)
-        self._phases = ("prefill", "decode", "spec") if self.num_spec else ("prefill", "decode")
+        self._phases = ("prefill", "decode", "spec") if getattr(self, "num_spec", 0) else ("prefill", "decode")
         named = self._options.prefill in ("portable", "fused")
         if layer_reason is not None:
             if self._options.strict or named:  # asked for by name
@@ -72,6 +85,9 @@ class _Layer:
                 _stats.declined("vllm", f"{self._name}.{phase}", self._off[phase])
 
     def _why_not(self, vllm_config: Any) -> str | None:
+        missing = [name for name in self._needs if not hasattr(self, name)]
+        if missing:  # part of the version guard: only a made layer shows them
+            return f"vLLM's layer has no {', '.join(missing)}"
         cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
         bound = self._lower_bound()
         if cache.use_replayssm or cache.use_kda_recoverssm:
@@ -85,14 +101,14 @@ class _Layer:
         return None
 
     def _make(self, vllm_config: Any, phases: list[str]) -> None:
-        scheduler, capture = vllm_config.scheduler_config, vllm_config.compilation_config.max_cudagraph_capture_size or 0
         conv_dtype, state_dtype = self.get_state_dtype()[:2]
         shape = Shape(
             heads=self.local_num_heads, head_dim=self.head_dim, lower_bound=self._lower_bound(),
             dtype=vllm_config.model_config.dtype, state_dtype=state_dtype, conv_dtype=conv_dtype,
             conv_columns=self.conv_size - 1 + self.num_spec, width=1 + self.num_spec,
             layout="DS" if is_conv_state_dim_first() else "SD", norm_eps=self._norm_eps(),
-            max_tokens=max(scheduler.max_num_batched_tokens, capture), max_sequences=max(scheduler.max_num_seqs, capture),
+            max_tokens=max(vllm_config.scheduler_config.max_num_batched_tokens, self._capture),
+            max_sequences=self._max_sequences,
             batch_invariant=bool(vllm.envs.VLLM_BATCH_INVARIANT),
         )  # fmt: skip
         named = self._options.prefill if self._options.prefill != "auto" else None
@@ -274,6 +290,7 @@ class LibKDAGlm5NextLinearAttention(_Layer, Glm5NextLinearAttention):
     """GLM's layer on libkda: three convolutions, the norm after the mixer."""
 
     _backend = LibKDAGDNBackend
+    _needs = (*_Layer._needs[:6], "q_conv1d", "k_conv1d", "v_conv1d", "kda_lower_bound")
 
     def __init__(self, config: Any, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(config, vllm_config, prefix)
@@ -303,7 +320,7 @@ class LibKDAGlm5NextLinearAttention(_Layer, Glm5NextLinearAttention):
         return Parameters(conv, self.A_log.view(-1), self.dt_bias, None)
 
     def _why_not(self, vllm_config: Any) -> str | None:
-        return "no gate bound" if self.kda_lower_bound is None else super()._why_not(vllm_config)
+        return "no gate bound" if getattr(self, "kda_lower_bound", 0.0) is None else super()._why_not(vllm_config)
 
 
 @contextlib.contextmanager
