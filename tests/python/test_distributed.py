@@ -1,6 +1,10 @@
 """libkda.distributed on gloo: what several ranks make equals what one makes, and one rank's failure ends all."""
 
+import json
 import multiprocessing
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -159,6 +163,31 @@ def test_a_killed_rank_ends_the_others(run, ranks):
 def test_a_silent_rank_is_waited_for_no_longer_than_the_timeout(run):
     results = run("silent", 2, 1.0)
     assert results[0].startswith("rank 1 does not answer: no answer within 1 s"), results[0]
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _program(*command):
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_script_for_several_gpus_runs_on_gloo(tmp_path):
+    record = tmp_path / "record.json"
+    small = ["--tokens", "256", "--heads", "2", "--dim", "32", "--width", "tiny", "--layer-tokens", "64", "--rounds", "2"]
+    said = _program(ROOT / "bench/distributed.py", "--ranks", 2, "--device", "cpu", "--json", record, *small)
+    assert "failure rank 0 raised" in said and "exit codes [0, -9]: ok" in said
+    rows = json.loads(record.read_text())["rows"]
+    assert {r["check"] for r in rows} == {"context", "speed", "tensor"} and all(r["ok"] for r in rows)
+    assert all(len(r["samples"]["one"]) == 2 for r in rows if r["check"] == "speed")
+
+
+def test_the_example_runs_under_torchrun():
+    example = ROOT / "bindings/torch/examples/long_prompt.py"
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    assert "relative difference" in _program(*launch, example, "--tokens", 130, "--decode", 2, "--verify")
 
 
 def test_shards_are_checked():
