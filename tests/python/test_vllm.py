@@ -135,6 +135,37 @@ def _state_after(layer, kind, tokens, _):
     return layer.state(request).clone()
 
 
+def test_the_device_decides_how_verify_windows_are_split(monkeypatch):
+    """K3 under adaptive verification: the host knows how many tokens a mixed step has, the device whose they are."""
+    vllm_steps.batch_invariant(monkeypatch)
+    layers = [Layer("k3", engine_config(drafts=2), prefix=f"model.layers.{i}.attn") for i in range(2)]
+    outs = []
+    for layer, host in zip(layers, ([0, 3, 12, 13], [0, 2, 11, 13]), strict=True):
+        a, b = Request(1, 90, slots=[1, 2, 3], prompt=70), Request(2, 90, slots=[4, 5, 6], prompt=66)
+        c = Request(3, 90, slots=[7, 8, 9])
+        layer.step([(a, 70, 0)])
+        layer.step([(b, 66, 0)])
+        common, _ = layer.metadata([(a, 3, 0), (c, 9, 0), (b, 1, 0)])
+        common.query_start_loc_cpu = torch.tensor(host, dtype=torch.int32)
+        drafts = torch.tensor([2, -1, 0], dtype=torch.int32)
+        m = layer.builder.build(0, common, torch.ones(3, dtype=torch.int32), drafts)
+        layer.metadata = lambda *_, common=common, m=m: (common, m)
+        outs.append(torch.cat(layer.step([(a, 3, 0), (c, 9, 0), (b, 1, 0)])))
+    assert torch.equal(*outs) and torch.equal(layers[0].page, layers[1].page)
+
+
+def test_states_in_bfloat16():
+    for kind in ("k3", "glm"):
+        config = engine_config(dtype=torch.bfloat16)
+        config.cache_config.mamba_ssm_cache_dtype = "bfloat16"
+        layer = Layer(kind, config)
+        assert layer.layer.kv_cache[1].dtype == torch.bfloat16
+        a = Request(1, 90, torch.bfloat16, slots=[3], prompt=80)
+        rows = [layer.step([(a, 80, 0)])[0]] + [layer.step([(a, 1, 0)])[0] for _ in range(10)]
+        want, state = reference(layer, a, 90)
+        assert error(torch.cat(rows), want) <= 1e-2 and error(layer.state(a), state) <= 1e-2
+
+
 def test_padding_rows_and_the_null_block_are_left_alone(kind):
     layer = Layer(kind, engine_config(drafts=2))
     plain = Layer(kind, engine_config(), prefix="model.layers.1.attn")
@@ -149,12 +180,26 @@ def test_padding_rows_and_the_null_block_are_left_alone(kind):
         assert torch.equal(part.page[..., -vllm_steps.PAD_BYTES :], before[..., -vllm_steps.PAD_BYTES :])
 
 
-def test_tables_for_a_graph_lie_in_vllms_buffers(kind):
+def staged(
+    state_indices, query_start_loc, num_accepted_tokens, staged_state_indices, staged_query_start_loc,
+    staged_num_accepted_tokens, *, num_spec_decodes,
+):  # fmt: skip
+    """Stands in for a kernel of vLLM's that copies K3's tables into its buffers and pads them."""
+    n = num_spec_decodes
+    staged_state_indices[:n] = state_indices
+    staged_state_indices[n:] = 0
+    staged_query_start_loc[: n + 1] = query_start_loc
+    staged_query_start_loc[n + 1 :] = query_start_loc[-1]
+    staged_num_accepted_tokens[:n] = num_accepted_tokens
+    staged_num_accepted_tokens[n:] = 1
+
+
+def test_tables_for_a_graph_lie_in_vllms_buffers(kind, monkeypatch):
     """With full graphs a decode or verify step reads the builder's persistent tables alone, padded with the null block."""
+    if kind == "k3":
+        monkeypatch.setattr("vllm.models.kimi_k3.nvidia.kda_metadata.stage_spec_decode_metadata", staged)
     for drafts in (0, 2):
         layer = Layer(kind, engine_config(drafts=drafts), prefix=f"model.layers.{drafts}.attn")
-        if kind == "k3" and drafts:
-            continue  # its tables are staged by a kernel of vLLM's that needs a GPU
         layer.builder.use_full_cuda_graph = True
         requests = [Request(i, 30, slots=[i + 1, 10, 11][: 1 + drafts], prompt=5) for i in range(2)]
         for r in requests:
@@ -167,7 +212,7 @@ def test_tables_for_a_graph_lie_in_vllms_buffers(kind):
         assert group.slots.data_ptr() == owner.data_ptr()
         offsets = group.rows.sequences["cu_seqlens"]
         assert offsets.tolist() == [0, 1 + drafts] + [2 + 2 * drafts] * 4
-        if kind != "k3":
+        if kind != "k3" or drafts:
             owner = layer.builder.spec_query_start_loc if drafts else layer.builder.non_spec_query_start_loc
             assert offsets.data_ptr() == owner.data_ptr()
         if drafts:
@@ -176,10 +221,10 @@ def test_tables_for_a_graph_lie_in_vllms_buffers(kind):
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_M28_a_captured_step_follows_the_tables(kind, drafts):
+def test_M28_a_captured_step_follows_the_tables(kind, drafts, monkeypatch):
     """Without a GPU: the captured call is repeated with the very metadata it was captured with."""
-    if kind == "k3" and drafts:
-        pytest.skip("K3's tables are staged by a kernel of vLLM's that needs a GPU")
+    if kind == "k3":
+        monkeypatch.setattr("vllm.models.kimi_k3.nvidia.kda_metadata.stage_spec_decode_metadata", staged)
 
     def capture(run):
         run()

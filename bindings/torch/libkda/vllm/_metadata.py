@@ -75,7 +75,7 @@ def _with_slots(m: GDNAttentionMetadata, prefill: Rows | None, decode: Rows | No
 
 
 def _piece(chosen: list[bool], lengths: list[int]) -> slice | None:
-    """Token rows of the chosen requests if they are neighbours."""
+    """Token rows of the chosen requests if they are the step's first or its last ones."""
     piece = None
     begin = 0
     for wanted, length in zip(chosen, lengths, strict=True):
@@ -85,7 +85,7 @@ def _piece(chosen: list[bool], lengths: list[int]) -> slice | None:
                 return None
             piece = slice(piece.start if piece is not None else begin, end)
         begin = end
-    return piece
+    return piece if piece is not None and (piece.start == 0 or piece.stop == begin) else None
 
 
 def _mixed(m: GDNAttentionMetadata, common: Any, speculative: _Tensor) -> tuple[Rows | None, Rows | None, Rows]:
@@ -99,7 +99,8 @@ def _mixed(m: GDNAttentionMetadata, common: Any, speculative: _Tensor) -> tuple[
     length = starts[at + 1] - begin
     count = m.num_spec_decodes
     spec = Rows({"begin": begin[:count], "length": length[:count]}, slice(0, count))
-    # The host knows how many tokens each kind has, but under adaptive verification not each request's: an index then.
+    # The host knows how many tokens each kind has, but under adaptive verification not which request's they are: an index
+    # where that matters.
     tokens = _piece(others.tolist(), lengths.tolist())
     tokens = m.non_spec_token_indx if tokens is None else tokens
     rest = Rows({"begin": begin[count:], "length": length[count:]}, slice(None), tokens)
