@@ -379,6 +379,21 @@ def test_workspace_is_vllms_and_does_not_grow_once_locked(kind, monkeypatch):
         layer.step([(Request(3, 300, slots=[3]), 300, 0)])
 
 
+def test_F29_no_plan_is_made_while_serving(kind):
+    from libkda.torch._load import OPERATORS
+
+    for drafts in (0, 2):
+        layer = Layer(kind, engine_config(dtype=torch.bfloat16, drafts=drafts, max_tokens=640), prefix=f"layers.{drafts}.attn")
+        a = Request(1, 400, torch.bfloat16, slots=[1, 2, 3][: 1 + drafts], prompt=300)
+        b = Request(2, 300, torch.bfloat16, slots=[4, 5, 6][: 1 + drafts])
+        before = OPERATORS.libkda_torch_plans()
+        layer.step([(a, 1, 0)])
+        layer.step([(a, 299, 0), (b, 100, 0)])
+        layer.step([(a, 1 + drafts, 0), (b, 200, 0)], pad_requests=2)
+        layer.step([(a, 1, 0)], pad_requests=7)
+        assert OPERATORS.libkda_torch_plans() == before
+
+
 def test_metadata_of_another_backend_steps_aside(kind, monkeypatch):
     stock = []
     monkeypatch.setattr(CLASSES[kind], "_forward", lambda self, *a: stock.append(self))

@@ -71,6 +71,11 @@ class Cache {
     return *cache;
   }
 
+  size_t size() {
+    const std::shared_lock lock(mutex_);
+    return plans_.size();
+  }
+
   const kda_plan* find(std::string_view key) {
     const std::shared_lock lock(mutex_);
     const auto it = plans_.find(key);
@@ -165,6 +170,8 @@ const kda_plan* find_plan(const PlanRequest& request, const void* desc, size_t s
       [&](kda_context* context) { return create(context, desc, backend.empty() ? nullptr : backend.c_str(), more); });
 }
 
+size_t plan_count() { return Cache::instance().size(); }
+
 void* current_stream(kda_device device) {
   if (device.type == KDA_CPU) return nullptr;
   void* stream = nullptr;
@@ -209,3 +216,6 @@ Scratch::~Scratch() {
 }
 
 }  // namespace kda::torch_ops
+
+// Plans that the operators of this process keep.
+extern "C" __attribute__((visibility("default"))) size_t libkda_torch_plans() { return kda::torch_ops::plan_count(); }

@@ -67,6 +67,8 @@ const kda_plan* plan_of(const PlanRequest& request, const Desc& desc,
   return plan_of(request, desc, create, [](Desc&) {});
 }
 
+size_t plan_count();  // that are kept
+
 // PyTorch's current stream of a CUDA device; null on the CPU.
 void* current_stream(kda_device device);
 

@@ -30,6 +30,8 @@ def load() -> ctypes.CDLL:
     operators.libkda_torch_enter.argtypes = [ctypes.c_void_p]
     operators.libkda_torch_lend.restype = None
     operators.libkda_torch_lend.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    operators.libkda_torch_plans.restype = ctypes.c_size_t
+    operators.libkda_torch_plans.argtypes = []
     operators.libkda_torch_measure.restype = ctypes.c_size_t
     operators.libkda_torch_measure.argtypes = [ctypes.c_int32]
     return operators

@@ -204,6 +204,8 @@ class LibKDAGDNMetadataBuilder(_Builder, GDNAttentionMetadataBuilder):
         self.supports_update_block_table = vllm_config.use_v2_model_runner and device.type == "cuda"
         if self.supports_update_block_table:
             self.mamba_aligned_state_indices: _Tensor | None = None
+        none = torch.zeros(2, dtype=torch.int32)
+        self._build_chunk_metadata(none.to(device), none, device)  # makes the plan
 
 
 class LibKDAK3MetadataBuilder(_Builder, KimiK3KDAMetadataBuilder):
