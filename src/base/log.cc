@@ -20,12 +20,12 @@ Log& log() {
   return instance;
 }
 
-bool verbose() {
+}  // namespace
+
+bool is_verbose() {
   const char* v = std::getenv("KDA_VERBOSE");
   return v != nullptr && v[0] != '\0' && !(v[0] == '0' && v[1] == '\0');
 }
-
-}  // namespace
 
 void set_log_callback(kda_log_fn callback, void* user) {
   std::lock_guard lock(log().mutex);
@@ -43,7 +43,7 @@ void log_message(kda_log_level level, const std::string& message) {
   }
   if (callback != nullptr) {
     callback(user, level, message.c_str());
-  } else if (level >= KDA_LOG_WARNING || verbose()) {
+  } else if (level >= KDA_LOG_WARNING || is_verbose()) {
     std::fprintf(stderr, "kda: %s\n", message.c_str());
   }
 }

@@ -256,6 +256,25 @@ TEST(PrefillFusedEmulated, S08_FormsByHostFacts) {
   EXPECT_EQ(choose(1, 12, 1, true).segments, 1);
 }
 
+// The SMs are divided without rest, and no plan divides them unless it is allowed to.
+TEST(PrefillFusedEmulated, S08_SmsOfThePreparationAndOfChains) {
+  for (const int64_t n : {1, 8, 128}) {
+    for (const int32_t heads : {1, 12, 64, 96}) {
+      CallFacts call{n, heads, n * 1024, 132};
+      EXPECT_EQ(choose_form(call).wave, 0);
+      const Form form = beside_form(call);
+      EXPECT_TRUE(form.is_staged);
+      EXPECT_GE(form.wave, 1);
+      EXPECT_LE(form.wave, n * heads);
+      EXPECT_GE(form.prepare_ctas, 2);
+      EXPECT_LE(form.wave + form.prepare_ctas, 132);
+      EXPECT_GT(expected_microseconds(call, form), 0);
+      call.may_run_beside = true;
+      EXPECT_LE(expected_microseconds(call, choose_form(call)), 1.04 * expected_microseconds(call, form));
+    }
+  }
+}
+
 // Maps of whole sequences (S-3, S-9): the run without outputs from zero and from the identity; applied to the initial
 // state they give the final one. An empty sequence is the identity.
 TEST(PrefillFusedEmulated, S09_MapsOfSequences) {

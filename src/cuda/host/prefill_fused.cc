@@ -2,7 +2,10 @@
 #include "cuda/host/prefill_fused.h"
 
 #include <algorithm>
+#include <atomic>
+#include <string>
 
+#include "base/log.h"
 #include "base/tensor.h"
 #include "core/operators.h"
 #include "core/select.h"
@@ -126,7 +129,10 @@ Status check_layout(const kda_prefill_args& args) {
 class FusedPrefillKernel final : public Kernel<Prefill> {
  public:
   FusedPrefillKernel(const kda_prefill_desc& desc, const Context& context)
-      : desc_(desc), device_(context.device.index), multiprocessors_(context.facts.multiprocessors) {}
+      : desc_(desc),
+        device_(context.device.index),
+        multiprocessors_(context.facts.multiprocessors),
+        says_forms_(is_verbose()) {}
 
   Status prepare() const { return prepare_fused(desc_.attention); }
 
@@ -155,16 +161,29 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     fill_fused_sequences(args.sequences, args.q, p);
     fill_states(args, p);
     fill_checkpoints(args, p);
-    const Space wanted = space(p.sequences, args.q.rank > 3 ? p.tokens * p.sequences : p.tokens);
+    const int64_t tokens = args.q.rank > 3 ? p.tokens * p.sequences : p.tokens;
+    const Space wanted = space(p.sequences, tokens);
     if (wanted.segment_bytes <= booked_.segment_bytes && wanted.stage_bytes <= booked_.stage_bytes) {
       p.segments = wanted.segments;
       if (wanted.segment_bytes > 0) p.segment_space = workspace.get<float>(segment_section_);
       if (wanted.stage_bytes > 0) p.stages = workspace.get<char>(stage_section_);
     }
+    if (says_forms_) say_form(p, tokens);
     return launch_fused(p, desc_.attention, device_, multiprocessors_, stream);
   }
 
  private:
+  // With KDA_VERBOSE, which form a run takes, where it is another than the last one's.
+  void say_form(const fused::Params& p, int64_t tokens) const {
+    const int form = 2 * p.segments + (p.stages != nullptr ? 1 : 0);
+    if (said_form_.exchange(form) == form) return;
+    std::string text = "prefill fused: " + std::to_string(p.sequences) + " sequences, " + std::to_string(tokens) +
+                       " tokens, " + std::to_string(p.value_heads) + " value heads: ";
+    text += p.stages != nullptr ? "staged" : "fused in one kernel";
+    if (p.segments > 1) text += ", at most " + std::to_string(p.segments) + " segments a sequence";
+    log_message(KDA_LOG_INFO, text);
+  }
+
   // What a run of this size wants of the workspace; nothing where there are checkpoints, which the fused form serves.
   struct Space {
     int segments = 1;
@@ -233,6 +252,8 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
 
   kda_prefill_desc desc_;
   int32_t device_, multiprocessors_;
+  bool says_forms_;
+  mutable std::atomic<int> said_form_{0};
   std::unique_ptr<Kernel<Prefill>> fallback_;
   Space booked_;
   WorkspaceBook::Id segment_section_{}, stage_section_{};

@@ -12,8 +12,9 @@ constexpr int kMostSegments = 16;
 constexpr double kFusedItem = 2.0, kFusedStart = 5;     // a cluster of two SMs
 constexpr double kFusedWork = 6.5, kFusedFirst = 2.25;  // and a work's start, less where it has few items
 constexpr double kStageItem = 2.56, kStageStart = 4;    // an item's preparation, on one SM
+constexpr double kStageOrder = 1e-3;                    // and the order of sequences, by their number's square
 constexpr double kLoneItem = 0.98, kPairItem = 1.2;     // a step of a chain on two SMs, on one
-constexpr double kChainWork = 3, kChainStart = 8;
+constexpr double kChainWork = 2.6, kChainStart = 8;
 constexpr double kMergeStep = 2, kMergeStart = 4;  // predicted
 // What a chain reads and writes of memory: a step's stage, values and outputs; the same of a summary; a work's
 // states. Bytes, a microsecond.
@@ -80,7 +81,9 @@ double expected_microseconds(const CallFacts& call, const Form& form) {
   if (form.wave > 0) return beside_time(size, form, call.sm_count);
   const int64_t summaries = size.units * (2 * size.pieces - 3), all = size.units * size.pieces;
   double time = 0;
-  if (form.is_staged) time += kStageStart + kStageItem * static_cast<double>(size.units * size.items) / call.sm_count;
+  if (form.is_staged)
+    time += kStageStart + kStageOrder * static_cast<double>(call.sequences * call.sequences) +
+            kStageItem * static_cast<double>(size.units * size.items) / call.sm_count;
   const auto add = [&](int64_t works, double step_bytes) {
     time += form.is_staged ? chain_time(works, size.steps, step_bytes, call.sm_count)
                            : fused_time(works, size.steps, call.sm_count);

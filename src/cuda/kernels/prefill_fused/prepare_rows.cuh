@@ -133,12 +133,12 @@ __device__ __forceinline__ float anchor_scale(float lower_bound) {
   return __int_as_float((127 + min(c, 60)) << 23);
 }
 
-// Opens a work for a group: all 128 threads. Group barriers must separate it from readers of the work before and of
-// this one.
+// What a group keeps of a work, to `source`, and its bias to `bias`: by `threads` threads. Group barriers must
+// separate it from readers of the work before and of this one.
 template <Gate kGate, class GateT>
-__device__ __forceinline__ void open_source(const Params& p, const Work& work, uint32_t area, int index) {
+__device__ __forceinline__ void open_source(const Params& p, const Work& work, uint32_t source, uint32_t bias,
+                                            int index, int threads) {
   const int query_head = work.head / (p.value_heads / p.heads);
-  const uint32_t source = area + GroupArea::kSource;
   if (index == 0) {
     const auto bytes = [](const void* base, int64_t elements, int size) {
       return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(base)) + static_cast<uint64_t>(elements * size);
@@ -159,8 +159,10 @@ __device__ __forceinline__ void open_source(const Params& p, const Work& work, u
     ptx::store_shared(source + Source::kGateStep,
                       static_cast<uint32_t>(sizeof(GateT) / 2) * static_cast<uint32_t>(p.gate_rows.token));
   }
-  const float bias = p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(work.head) * kDim + index] : 0.0f;
-  ptx::store_shared(area + GroupArea::kBias + index * 4, bias);
+  for (int i = index; i < kDim; i += threads) {
+    const float x = p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(work.head) * kDim + i] : 0.0f;
+    ptx::store_shared(bias + i * 4, x);
+  }
 }
 
 // Tokens of item `index`, at most kChunk (more than that or fewer than 1 at the ends never matter).

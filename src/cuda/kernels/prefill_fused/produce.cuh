@@ -42,7 +42,8 @@ __device__ __noinline__ Position open_work(const Params& p, Position position, u
   } while (position.index >= position.items);
   ptx::named_barrier(1 + group, 128);  // everyone has read which work comes next, and is done with the one before
   if (index_in_group == 0) ptx::store_shared(area + GroupArea::kNextWork, static_cast<uint64_t>(w));
-  open_source<C::kGate, typename C::GateT>(p, work, area, index_in_group);
+  open_source<C::kGate, typename C::GateT>(p, work, area + GroupArea::kSource, area + GroupArea::kBias,
+                                           index_in_group, 128);
   ptx::named_barrier(1 + group, 128);
   return position;
 }
@@ -150,6 +151,8 @@ __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Param
 __device__ __forceinline__ void solve_block_columns(const Place& at) {
   solve_block_column(at.scratch, at.area, at.stage, (3 - at.me.warp - at.me.group) & 3, at.me.lane);
 }
+// The warp that has the shortest.
+__device__ __forceinline__ int last_column_warp(const ProducerLane& me) { return -me.group & 3; }
 
 template <class C>
 __device__ __forceinline__ void load_ahead(const Params& p, const Position& position, const Place& at,

@@ -52,6 +52,7 @@ static_assert(Tables::kBytes % 1024 == 0);  // stages follow
 constexpr uint32_t kValueBytes = 16384;    // 4 warps x 4 tiles x 1 KB
 constexpr uint32_t kScratchBytes = 16384;  // of a producer group
 constexpr uint32_t kGroupBytes = 6912;     // GroupArea
+constexpr uint32_t kUnitBytes = 768;       // UnitArea
 
 // The fused kernel.
 struct Shared {
@@ -73,7 +74,7 @@ struct PrepareShared {
   static constexpr uint32_t kScratch = kTail + kGroups * kTailBytes;
   static constexpr uint32_t kGroup = kScratch + kGroups * kScratchBytes;
   static constexpr uint32_t kUnits = kGroup + kGroups * kGroupBytes;  // UnitArea
-  static constexpr uint32_t kBytes = kUnits + kGroups * 128;
+  static constexpr uint32_t kBytes = kUnits + kGroups * kUnitBytes;
 };
 static_assert(PrepareShared<4>::kBytes <= 232448);
 

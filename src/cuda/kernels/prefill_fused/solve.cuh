@@ -6,7 +6,10 @@
 // terms, so that U = T' (V - K~ S). No entry of a row depends on later tokens, not even as 0 * NaN (H-9).
 #pragma once
 
+#include <utility>
+
 #include "cuda/kernels/prefill_fused/prepare_anchored.cuh"
+#include "cuda/ptx/predicated.h"
 
 namespace kda::cuda::prefill_fused {
 
@@ -150,11 +153,11 @@ __device__ __forceinline__ void finish_block(const float2& sum, const BlockPlace
     const Row8 n = load_row8(at.diagonal + kBelow * SolveArea::kBlockBytes);
     const Row8 y0 = load_row8(at.product), y1 = load_row8(at.product + SolveArea::kRowBytes);
     t = float2{0.0f, 0.0f};
-#pragma unroll
-    for (int r = 0; r < 8; ++r) {  // rows below this one are left out by selection
-      t.x = r <= at.i ? fmaf(-n.x[r], y0.x[r], t.x) : t.x;
-      t.y = r <= at.i ? fmaf(-n.x[r], y1.x[r], t.y) : t.y;
+    // Rows below this one are left out.
+    [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
+      (ptx::multiply_add_from<kRow>(t.x, t.y, -n.x[kRow], y0.x[kRow], y1.x[kRow], at.i), ...);
     }
+    (std::make_integer_sequence<int, 8>());
     ptx::store_shared(at.mine + (8 * kBelow + at.i) * 4, t.x);
     ptx::store_shared(at.mine + (GroupArea::kPitch + 8 * kBelow + at.i) * 4, t.y);
     __syncwarp();

@@ -61,30 +61,28 @@ struct PreparePlace : Place {
     group_scratch = shared + Plan::kScratch + me.group * kScratchBytes;
     scratch = group_scratch + me.warp * 4096;
     stage = shared + Plan::kTail + me.group * Plan::kTailBytes - Stage::kSolve;  // its operands are not here
-    unit = shared + Plan::kUnits + me.group * 128;
+    unit = shared + Plan::kUnits + me.group * kUnitBytes;
   }
   __device__ void meet() const { ptx::named_barrier(1 + me.group, 128); }
   __device__ uint32_t open_slot() const { return ptx::load_shared_u32(unit + UnitArea::kSlot); }
 };
 
-// The next unit becomes the open one; its work is opened if it is not open. All threads of the group.
-template <class C, class At>
+// The next unit becomes the open one, its work too. All threads of the group.
+template <class At>
 __device__ __forceinline__ Position open_unit(const Params& p, const At& at) {
   const uint4 next = ptx::load_shared_u4(at.unit + UnitArea::kNext);
   const Position position = {static_cast<int>(next.x), static_cast<int>(next.y)};
   if (position.items == 0) return position;
-  const Unit unit{next.x, next.y, next.z, next.w};
   if (ptx::load_shared_u32(at.unit + UnitArea::kIsNew) != 0) {
-    const SequenceEntry entry = sequence_table()[unit.sequence];
-    Work work;
-    work.head = static_cast<int32_t>(unit.head);
-    const bool is_batched = p.cu_seqlens.data == nullptr && p.begin.data == nullptr;
-    work.span = Span{is_batched ? static_cast<int64_t>(unit.sequence) : 0, entry.begin, entry.length};
-    at.meet();  // everyone is done with the one before
-    open_source<C::kGate, typename C::GateT>(p, work, at.area, at.me.index());
+    const uint32_t word = at.me.index() * 4;
+    ptx::store_shared(at.area + GroupArea::kBias + word, ptx::load_shared_f1(at.unit + UnitArea::kBias + word));
+    if (at.me.index() < static_cast<int>(UnitArea::kSourceWords))
+      ptx::store_shared(at.area + GroupArea::kSource + word,
+                        ptx::load_shared_u32(at.unit + UnitArea::kSource + word));
     at.meet();
   }
-  if (at.me.index() == 0) ptx::store_shared(at.unit + UnitArea::kSlot, stage_slot(p, unit));
+  if (at.me.index() == 0)
+    ptx::store_shared(at.unit + UnitArea::kSlot, stage_slot(p, {next.x, next.y, next.z, next.w}));
   return position;
 }
 
@@ -107,12 +105,15 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
     const At at(thread);
     clear_triangles(at.stage, at.me.index(), 128);
     __syncthreads();
-    if (at.me.index() == 0) {
+    if (at.me.warp == last_column_warp(at.me)) {
       const uint32_t groups = gridDim.x * kPrepareGroups<C>;
-      take_first_unit(p, at.me.group * gridDim.x + blockIdx.x, UnitCursor::used_groups(p, groups), at.unit);
+      if (at.me.lane == 0)
+        take_first_unit(p, at.me.group * gridDim.x + blockIdx.x, UnitCursor::used_groups(p, groups), at.unit);
+      __syncwarp();
+      open_ahead<C>(p, at.unit, at.me.lane);
     }
     at.meet();
-    position = open_unit<C>(p, at);
+    position = open_unit(p, at);
     load_ahead<C>(p, position, at, ahead);
     at.meet();
   }
@@ -138,11 +139,15 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
     const At at(thread);
     at.meet();
     if (at.me.index() == 0) ptx::store_shared(at.unit + UnitArea::kMade, at.open_slot());
-    position = open_unit<C>(p, at);
+    position = open_unit(p, at);
     load_ahead<C>(p, position, at, ahead);
     reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
     at.meet();
-    if (at.me.index() == 0) take_next_unit(p, at.unit);
+    if (at.me.warp == last_column_warp(at.me)) {
+      if (at.me.lane == 0) take_next_unit(p, at.unit);
+      __syncwarp();
+      open_ahead<C>(p, at.unit, at.me.lane);
+    }
     solve_block_columns(at);
     ptx::fence_async_proxy();
     at.meet();

@@ -1,0 +1,4 @@
+// Emulated: see instructions.h.
+#pragma once
+
+#include "cuda/ptx/instructions.h"
