@@ -1,5 +1,5 @@
 // Development program of the fused prefill: correctness against the fp64 oracle, causality and determinism by bits.
-// Usage: kda_gpu_prefill_check [small|all|race|beside] ; timing lives in prefill_fused_bench.cu.
+// Usage: kda_gpu_prefill_check [all|fused|cut|staged|beside|small|race]; timing lives in prefill_fused_bench.cu.
 #include "prefill_fused_run.cuh"
 
 using namespace kda::cuda::prefill_fused;
@@ -461,6 +461,12 @@ void beside() {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
+  bool is_known = false;
+  for (const char* name : {"all", "fused", "cut", "staged", "beside", "small", "race"}) is_known |= what == name;
+  if (!is_known) {
+    std::fprintf(stderr, "usage: %s [all|fused|cut|staged|beside|small|race]\n", argv[0]);
+    return 2;
+  }
   if (what == "race") {  // short enough for compute-sanitizer --tool racecheck
     test(basic("bounded T=200", {200}, 1, 1));
     Problem c = basic("softplus, two works", {70, 33}, 1, 1);
@@ -474,21 +480,18 @@ int main(int argc, char** argv) {
     test(basic("beside", {200, 70}, 1, 1));
     return failures != 0;
   }
-  if (what == "beside") {
-    beside();
-    std::printf("%d failures\n", failures);
-    return failures != 0;
+  const bool all = what == "all";
+  if (all || what == "fused" || what == "small") small();
+  if (all || what == "fused") {
+    mixed();
+    distributions();
+    bits();
+    checkpoints();
+    output_list();
   }
-  small();
-  if (what == "small") return failures != 0;
-  mixed();
-  distributions();
-  bits();
-  checkpoints();
-  output_list();
-  segments();
-  staged();
-  beside();
+  if (all || what == "cut") segments();
+  if (all || what == "staged") staged();
+  if (all || what == "beside") beside();
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

@@ -12,6 +12,7 @@
 
 #include "cuda/kernels/prefill_fused/consume.cuh"
 #include "cuda/ptx/grid.h"
+#include "cuda/ptx/signal.h"
 
 namespace kda::cuda::prefill_fused {
 
@@ -118,9 +119,11 @@ __global__ void __launch_bounds__(kMergeThreads) merge_segments_kernel(const __g
   const Slots slots = sequence_slots(p, sequence);
   if (length <= tokens || !slots.is_active) return;
   const int segments = static_cast<int>((length + tokens - 1) / tokens);
-  if (threadIdx.x == 0)
+  if (threadIdx.x == 0) {
+    ptx::fence_async_proxy_global();  // the maps were stored by ordinary stores
     for (int s = 1; s + 1 < segments && s <= static_cast<int>(MergeShared::kRing); ++s)
       fetch_map(p, sequence, head, s, shared);
+  }
   const int column = 2 * (threadIdx.x % (kDim / 2)), group = threadIdx.x / (kDim / 2);
   const int64_t first = (static_cast<int64_t>(blockIdx.x % kMergeParts) * kMergeRows + 4 * group) * kDim + column;
   const StateSource initial = pool_source(p, slots, head);
