@@ -58,6 +58,19 @@ def _call(op: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         raise
 
 
+# The tensors behind `plan` of decode and decode_step, in the order of their schemas: by position they are parsed sooner.
+_ROWS = (
+    "slots", "write_slots", "accepted", "has_initial_state", "A_log", "dt_bias", "cu_seqlens", "begin", "length", "num_active",
+    "out_rows",
+)  # fmt: skip
+
+
+def _rows(tensors: dict[str, Any], **own: Any) -> list[_Tensor | None]:
+    """Takes them out of `tensors`; what is left there the operator does not know."""
+    tensors.update(own)
+    return [tensors.pop(name, None) for name in _ROWS]
+
+
 def _out(rows: _Tensor, shape: Sequence[int], o: AttentionOptions | ConvOptions) -> _Tensor:
     """Output rows that no sequence covers are zero when the operator's function makes the output."""
     covered = o.get("cu_seqlens") is None and o.get("begin") is None and o.get("num_active") is None
@@ -130,11 +143,8 @@ def decode(
     if out is None:
         out = _out(v, v.shape, options)
     plan, tensors = split(options, width=width, final_only=final_only, fresh=fresh)
-    _call(
-        _ops.decode,
-        q, k, v, gate, beta, out, state, plan,
-        accepted=accepted, out_rows=out_rows, **tensors,
-    )  # fmt: skip
+    rows = _rows(tensors, accepted=accepted, out_rows=out_rows)
+    _call(_ops.decode, q, k, v, gate, beta, out, state, plan, *rows, **tensors)
     return out
 
 
@@ -240,11 +250,11 @@ def decode_step(
         shape = [*beta.shape, value_dim if value_dim is not None else state.shape[-2]]
         out = _out(x[0], shape, options)
     plan, tensors = split(options, norm_eps=norm_eps, width=width, fold=fold, final_only=final_only, fresh=fresh, layout=layout)
+    rows = _rows(tensors, accepted=accepted, out_rows=out_rows)
     _call(
         _ops.decode_step,
         list(x), list(conv_weight), list(conv_state), gate, beta, out, state, plan,
-        z=z, norm_weight=norm_weight, record_u=record_u, record_kg=record_kg,
-        record_count=record_count, record_rows=record_rows, accepted=accepted, out_rows=out_rows, **tensors,
+        z, norm_weight, record_u, record_kg, record_count, record_rows, *rows, **tensors,
     )  # fmt: skip
     return out
 

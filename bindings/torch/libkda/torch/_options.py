@@ -111,10 +111,29 @@ def plan_words(**values: Any) -> str:
     return " ".join(words)
 
 
+_texts: dict[Any, str] = {}  # by the words' values: a server's calls have a handful
+_MOST_TEXTS = 4096
+
+
 def split(options: Any, **own: Any) -> tuple[str, dict[str, Any]]:
     """The plan's words and the tensors among an operator's keywords."""
-    tensors = {name: value for name, value in options.items() if name not in WORDS}
-    return plan_words(**{name: value for name, value in options.items() if name in WORDS}, **own), tensors
+    tensors: dict[str, Any] = {}
+    words: list[Any] = []
+    for item in options.items():
+        if item[0] in WORDS:
+            words.append(item)
+        else:
+            tensors[item[0]] = item[1]
+    if torch.compiler.is_compiling():
+        return plan_words(**dict(words), **own), tensors
+    key = (*words, *own.items())
+    text = _texts.get(key)
+    if text is None:
+        text = plan_words(**dict(words), **own)
+        if len(_texts) >= _MOST_TEXTS:
+            _texts.clear()
+        _texts[key] = text
+    return text, tensors
 
 
 def read_words(plan: str) -> dict[str, str]:
