@@ -53,6 +53,7 @@ struct kda_prefill_args {
   kda_tensor chunk_indices, chunk_offsets; /* optional, both or neither (spec M-20) */
   kda_tensor out;      /* [T, HV, V] or batched */
   kda_tensor out_rows; /* optional [T] int32/int64: row r goes to out row out_rows[r] (spec R-41) */
+  kda_tensor stages;   /* optional: what kda_segment_summary_run left of the same tokens and sequences, see there */
 };
 
 /* Fills in struct_size and the defaults that are not zero (null_slot = -1). */
@@ -74,10 +75,17 @@ typedef struct kda_segment_summary_args {
   kda_tensor q, k, v, gate, beta, A_log, dt_bias; /* as prefill; q is not read and may be absent */
   kda_sequences sequences;
   kda_tensor summary; /* out [N, HV, V+K, K] fp32, inner three dimensions dense */
+  /* Optional out, with q: uint8 [>= kda_segment_stages_size], aligned to 256 bytes: the tokens' preparation, for a
+   * kda_prefill_run on the same q, k, gate, beta, parameters and sequences that is given it and need not make it again.
+   * Same bits. */
+  kda_tensor stages;
 } kda_segment_summary_args;
 
 KDA_API kda_status kda_segment_summary_plan_create(kda_context* context, const kda_prefill_desc* desc,
                                                    kda_plan** out);
+/* Bytes of `stages` for N sequences of T tokens together; 0: this plan keeps none (then leave it absent). A prefill plan
+ * that reads them has the same attention fields; one that cannot read them makes its own. */
+KDA_API kda_status kda_segment_stages_size(const kda_plan* plan, int64_t sequences, int64_t tokens, size_t* bytes);
 KDA_API kda_status kda_segment_summary_run(const kda_plan* plan, const kda_segment_summary_args* args,
                                            kda_workspace workspace, void* stream);
 

@@ -36,13 +36,13 @@ void init(Desc* desc) {
 
 }  // namespace
 
-#define KDA_DEFINE_ENTRY_POINTS(NAME, OP)                                                                  \
-  kda_status kda_##NAME##_plan_create(kda_context* context, const kda::OP::Desc* desc, kda_plan** out) {   \
-    return create<kda::OP>(context, desc, out);                                                            \
-  }                                                                                                        \
-  kda_status kda_##NAME##_run(const kda_plan* plan, const kda::OP::Args* args, kda_workspace workspace,    \
-                              void* stream) {                                                              \
-    return run<kda::OP>(plan, args, workspace, stream);                                                    \
+#define KDA_DEFINE_ENTRY_POINTS(NAME, OP)                                                                \
+  kda_status kda_##NAME##_plan_create(kda_context* context, const kda::OP::Desc* desc, kda_plan** out) { \
+    return create<kda::OP>(context, desc, out);                                                          \
+  }                                                                                                      \
+  kda_status kda_##NAME##_run(const kda_plan* plan, const kda::OP::Args* args, kda_workspace workspace,  \
+                              void* stream) {                                                            \
+    return run<kda::OP>(plan, args, workspace, stream);                                                  \
   }
 
 extern "C" {
@@ -55,6 +55,20 @@ KDA_DEFINE_ENTRY_POINTS(commit, Commit)
 KDA_DEFINE_ENTRY_POINTS(decode_step, DecodeStep)
 KDA_DEFINE_ENTRY_POINTS(conv, Conv)
 KDA_DEFINE_ENTRY_POINTS(gated_norm, GatedNorm)
+
+kda_status kda_segment_stages_size(const kda_plan* plan, int64_t sequences, int64_t tokens, size_t* bytes) {
+  return guard([&]() -> Status {
+    KDA_RETURN_IF_ERROR(check_pointer("bytes", bytes));
+    if (plan == nullptr || plan->op != KDA_OP_SEGMENT_SUMMARY)
+      return kda::invalid_argument("plan: wanted a plan of segment_summary");
+    if (sequences < 0 || tokens < 0) {
+      return kda::invalid_argument("sequences, tokens: wanted at least 0, got ", sequences, " and ", tokens);
+    }
+    const auto& summary = *static_cast<const kda::Plan<kda::SegmentSummary>*>(plan);
+    *bytes = static_cast<size_t>(summary.kernel->stages_bytes(sequences, tokens));
+    return {};
+  });
+}
 
 void kda_prefill_desc_init(kda_prefill_desc* desc) { init(desc); }
 void kda_decode_desc_init(kda_decode_desc* desc) { init(desc); }

@@ -37,6 +37,8 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
   virtual Status run(const typename Op::Args& args, const WorkspaceGrant& workspace, void* stream) const = 0;
+  // Bytes of the tokens' preparation that a segment summary can leave for a prefill; 0: none.
+  virtual int64_t stages_bytes(int64_t /*sequences*/, int64_t /*tokens*/) const { return 0; }
 };
 
 template <class Op>

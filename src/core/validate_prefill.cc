@@ -56,6 +56,13 @@ Status check_checkpoints(const kda_prefill_desc& d, const kda_prefill_args& args
                       {n, columns, a.num_value_heads, a.value_dim, a.key_dim}, 3);
 }
 
+Status check_stages(const kda_tensor& stages) {
+  if (!present(stages)) return {};
+  KDA_RETURN_IF_ERROR(check_tensor("stages", stages, {KDA_UINT8}, {kAny}, 1));
+  if (reinterpret_cast<uintptr_t>(stages.data) % KDA_WORKSPACE_ALIGNMENT == 0) return {};
+  return invalid_argument("stages: wanted memory aligned to ", KDA_WORKSPACE_ALIGNMENT, " bytes, got an address that is not");
+}
+
 Status check_chunk_tables(const kda_prefill_args& args, int64_t n) {
   if (present(args.chunk_indices) != present(args.chunk_offsets)) {
     return invalid_argument("chunk_indices: wanted chunk_indices and chunk_offsets, or neither; got one");
@@ -76,6 +83,7 @@ Status Prefill::validate(const kda_prefill_desc& d, const kda_prefill_args& args
   KDA_RETURN_IF_ERROR(check_states(d, args, shape.sequences));
   KDA_RETURN_IF_ERROR(check_checkpoints(d, args, shape.sequences));
   KDA_RETURN_IF_ERROR(check_chunk_tables(args, shape.sequences));
+  KDA_RETURN_IF_ERROR(check_stages(args.stages));
   return check_out("out", args.out, args.out_rows, shape, a.out_dtype, {a.num_value_heads, a.value_dim});
 }
 
@@ -116,14 +124,19 @@ void Prefill::visit_tensors(const kda_prefill_args& args, const TensorVisitor& v
   visit("chunk_offsets", args.chunk_offsets, false);
   visit("out", args.out, true);
   visit("out_rows", args.out_rows, false);
+  visit("stages", args.stages, false);
 }
 
 Status SegmentSummary::validate(const kda_prefill_desc& d, const kda_segment_summary_args& args) {
   const kda_attention_spec& a = d.attention;
   TokenShape shape;
   KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "k", args.k, 3, d.max_tokens, d.max_sequences, shape));
-  KDA_RETURN_IF_ERROR(check_attention_tokens(a, shape, nullptr, &args.k, &args.v, args.gate, args.beta));
+  const bool keeps = present(args.stages);
+  if (keeps && !present(args.q)) return invalid_argument("q: wanted the queries with stages, got none");
+  KDA_RETURN_IF_ERROR(
+      check_attention_tokens(a, shape, keeps ? &args.q : nullptr, &args.k, &args.v, args.gate, args.beta));
   KDA_RETURN_IF_ERROR(check_gate_parameters(a, args.A_log, args.dt_bias));
+  KDA_RETURN_IF_ERROR(check_stages(args.stages));
   return check_tensor("summary", args.summary, {KDA_FP32},
                       {shape.sequences, a.num_value_heads, a.value_dim + a.key_dim, a.key_dim}, 3);
 }
@@ -136,8 +149,10 @@ Status SegmentSummary::check_values(const kda_prefill_desc& d, const kda_segment
 }
 
 void SegmentSummary::visit_tensors(const kda_segment_summary_args& args, const TensorVisitor& visit) {
+  visit("q", args.q, false);
   visit_inputs(args, visit);
   visit("summary", args.summary, true);
+  visit("stages", args.stages, true);
 }
 
 Status SegmentMerge::validate(const kda_segment_merge_desc& d, const kda_segment_merge_args& args) {

@@ -3,6 +3,8 @@
 // hardware.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "cuda/kernels/prefill_fused/chain.cuh"
 #include "cuda/kernels/prefill_fused/choose.h"
 #include "cuda/kernels/prefill_fused/kernel.cuh"
@@ -24,7 +26,10 @@ void launch_chains(const Params& p, int works) {
   for (int i = 0; i < works; ++i)
     emulation::run_cluster(
         ctas, kChainThreads<kGroups>, i * ctas, works * ctas,
-        [&] { p.pass == Pass::kSummaries ? chain_kernel<kGroups, false>(p) : chain_kernel<kGroups, true>(p); },
+        [&] {
+          const bool makes_states = p.pass == Pass::kSummaries || p.pass == Pass::kMaps;
+          makes_states ? chain_kernel<kGroups, false>(p) : chain_kernel<kGroups, true>(p);
+        },
         [] { return s_memory; });
 }
 
@@ -85,21 +90,28 @@ struct Call {
   }
 };
 
-// [N, H, 256, 128], fp32
-std::vector<float> run_maps(const PrefillProblem& problem) {
+// [N, H, 256, 128], fp32. `stages`: made on the way and kept.
+std::vector<float> run_maps(const PrefillProblem& problem, std::vector<char>* stages = nullptr) {
   Call call(problem);
   std::vector<float> maps(problem.lengths.size() * problem.heads * 2 * kMatrix, NAN);
   Params& p = call.p;
   p.pass = Pass::kMaps;
   p.state_out = maps.data(), p.state_out_stride = problem.heads * 2 * kMatrix, p.state_out_slots = p.sequences;
   p.state_out_is_packed = 1;
+  if (stages != nullptr) {
+    p.stage_positions = p.tokens / kChunk + p.sequences;
+    stages->assign(p.stage_positions * problem.heads * (Staged::kStride + 4), static_cast<char>(0xff));
+    p.stages = stages->data();
+    launch_kernel(problem, p, 2, Diagonal::kAnchored, true);
+  }
   launch_kernel(problem, p, 2, Diagonal::kAnchored);
   return maps;
 }
 
 // `checkpoint` > 0: also the state of sequence 0 after so many tokens.
+// `kept`: stages that run_maps left.
 PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diagonal = Diagonal::kAnchored,
-                  int64_t checkpoint = 0) {
+                  int64_t checkpoint = 0, std::vector<char>* kept = nullptr) {
   const int64_t n = static_cast<int64_t>(problem.lengths.size()), row = problem.heads * int64_t{128};
   PrefillResult result;
   result.out.assign(problem.q.size(), 0x7f7f);
@@ -121,7 +133,10 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
     p.checkpoint_row_stride = p.checkpoint_stride = row * 128;
   }
   std::vector<char> stages;
-  if (problem.is_staged) {
+  if (kept != nullptr) {
+    p.stage_positions = p.tokens / kChunk + n;
+    p.stages = kept->data(), p.stages_are_ready = 1;
+  } else if (problem.is_staged) {
     p.stage_positions = p.tokens / kChunk + n;
     const int64_t slots = p.stage_positions * problem.heads;
     stages.assign(slots * (Staged::kStride + 4), static_cast<char>(0xff));
@@ -296,6 +311,20 @@ TEST(PrefillFusedEmulated, S09_MapsOfSequences) {
     }
   }
   expect_release_targets(problem, result);
+}
+
+// The same maps by the staged form, and a prefill that goes on from their stages: bits of one that makes its own.
+TEST(PrefillFusedEmulated, S09_StagesOfMapsServeThePrefill) {
+  const PrefillProblem problem({70, 0}, 2, Gate::kBounded);
+  std::vector<char> stages;
+  const std::vector<float> staged = run_maps(problem, &stages), fused = run_maps(problem);
+  EXPECT_EQ(std::memcmp(staged.data(), fused.data(), fused.size() * sizeof(float)), 0);
+  const PrefillResult wanted = run(problem);
+  for (const int clusters : {1, 2}) {
+    const PrefillResult got = run(problem, clusters, Diagonal::kAnchored, 0, &stages);
+    EXPECT_EQ(got.out, wanted.out);
+    EXPECT_EQ(std::memcmp(got.state.data(), wanted.state.data(), wanted.state.size() * sizeof(float)), 0);
+  }
 }
 
 // exp(A_log) may pass fp32's range: a gate of zero stays one.

@@ -288,6 +288,16 @@ def segment_summary(device, dtype=torch.float32):
     )  # fmt: skip
 
 
+def segment_prepare(device, dtype=torch.float32):
+    """On the CPU nothing is prepared: the second result is empty."""
+    case = segment_summary(device, dtype)
+    i = Inputs(device, dtype, 11)
+    case.name, case.op = "segment_prepare", OPS.segment_prepare
+    case.args = (i.tokens(40)["q"], *case.args)
+    case.results.append(torch.empty(0, dtype=torch.uint8, device=device))
+    return case
+
+
 def segment_merge(device, dtype=torch.float32):
     i = Inputs(device, torch.float32, 12)
     summaries, first = i.normal(3, HV, V + K, K, scale=0.2), i.normal(HV, V, K)
@@ -321,5 +331,5 @@ def metadata(device, dtype=torch.float32):
 
 MAKERS = (
     prefill, prefill_packed, decode, decode_columns, verify_record, commit, decode_step, conv_prefill, conv_update,
-    gated_norm, segment_summary, segment_merge, metadata,
+    gated_norm, segment_summary, segment_prepare, segment_merge, metadata,
 )  # fmt: skip

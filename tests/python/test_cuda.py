@@ -115,3 +115,25 @@ def test_tensors_of_two_devices_are_refused(cuda):
     o, z, weight, out = c.args
     with pytest.raises(ValueError, match="weight: wanted .*cuda.*got .*cpu"):
         op(o, z, weight.cpu(), out)
+
+
+@pytest.mark.parametrize("family", ["bounded", "softplus"])
+def test_S09_a_prefill_goes_on_from_kept_stages(cuda, family):
+    """Maps by the staged form, and outputs from the same stages: bits of the operators that share nothing."""
+    heads, dim, rows = 12, 128, [700, 0, 333]
+    i = cases.Inputs(cuda, torch.bfloat16)
+    q, k, v, gate = (i.normal(sum(rows), heads, dim) for _ in range(4))
+    tokens = (q, k, v, gate - 4, i.normal(sum(rows), heads))
+    form = {"gate_family": family, "A_log": i.normal(heads, dtype=torch.float32, scale=0.3)}
+    if family == "bounded":
+        form["lower_bound"] = -5.0
+    cu, first = i.integers(0, 700, 700, 1033), i.normal(3, heads, dim, dim, dtype=torch.float32)
+    summary, stages = kt.segment_prepare(*tokens, cu_seqlens=cu, **form)
+    assert stages.numel() >= 1033 * heads * 1000
+    assert torch.equal(summary, kt.segment_summary(*tokens[1:], cu_seqlens=cu, **form))
+    states = [first.clone(), first.clone()]
+    got = kt.prefill(*tokens, cu_seqlens=cu, state=states[0], stages=stages, **form)
+    want = kt.prefill(*tokens, cu_seqlens=cu, state=states[1], batch_invariant=True, **form)
+    assert torch.equal(got, want) and torch.equal(*states)
+    with pytest.raises(ValueError, match="stages: wanted"):
+        kt.prefill(*tokens, cu_seqlens=cu, state=states[0], stages=stages[:-8].clone(), **form)

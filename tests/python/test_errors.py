@@ -155,3 +155,18 @@ def test_absent_context_is_said(device):
         torch.ops.libkda.state_gather(pool, torch.tensor([0], device=device), None, "layer.3")
     with pytest.raises(libkda.PreconditionFailed, match="'layer.3'.*serving"):
         kt.attention([pool[:, 0, 0]], pool[:, 0], pool[:, 0, 0], None, pool[:, 0], "layer.3")
+
+
+def test_S09_stages_want_queries_and_alignment(device):
+    """On the CPU nothing is kept, but what is given is checked there too."""
+    case = cases.segment_summary(device)
+    plan = libkda.SegmentSummaryPlan(libkda.Context(device), **case.description)
+    memory = torch.empty(4096 + 256, dtype=torch.uint8, device=device)
+    start = -memory.data_ptr() % 256
+    q = cases.Inputs(device, seed=11).tokens(40)["q"]
+    with pytest.raises(libkda.InvalidArgument, match="q: wanted the queries"):
+        plan.run(**case.run, stages=memory[start : start + 4096])
+    with pytest.raises(libkda.InvalidArgument, match="stages: wanted memory aligned"):
+        plan.run(**case.run, q=q, stages=memory[start + 16 : start + 4096])
+    with pytest.raises(libkda.InvalidArgument, match="stages"):
+        plan.run(**case.run, q=q, stages=memory.view(torch.int32)[:64])

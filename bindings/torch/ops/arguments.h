@@ -64,6 +64,8 @@ class Arguments {
   std::string problem_;
 };
 
+inline bool present(const kda_tensor& t) { return t.dtype != KDA_DTYPE_NONE; }
+
 // A fresh tensor of `device`, contents unspecified; throws if there is no memory. Its owner is the caller.
 AtenTensorHandle empty(const int64_t* shape, int32_t rank, kda_dtype dtype, kda_device device);
 // A view of a tensor that somebody else owns.

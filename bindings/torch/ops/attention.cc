@@ -25,8 +25,8 @@ Counts count(const kda_sequences& s, const kda_tensor& token, int row_dims) {
   Counts c;
   c.tokens = token.rank == 0 ? 0 : token.shape[0] * (batched ? token.shape[1] : 1);
   c.sequences = batched ? token.shape[0] : 1;
-  if (s.cu_seqlens.dtype != KDA_DTYPE_NONE) c.sequences = s.cu_seqlens.shape[0] - 1;
-  else if (s.begin.dtype != KDA_DTYPE_NONE) c.sequences = s.begin.shape[0];
+  if (present(s.cu_seqlens)) c.sequences = s.cu_seqlens.shape[0] - 1;
+  else if (present(s.begin)) c.sequences = s.begin.shape[0];
   return c;
 }
 

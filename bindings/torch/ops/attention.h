@@ -36,6 +36,7 @@ void conv_prefill(StableIValue* stack, uint64_t arguments, uint64_t results);
 void conv_update(StableIValue* stack, uint64_t arguments, uint64_t results);
 void gated_norm(StableIValue* stack, uint64_t arguments, uint64_t results);
 void segment_summary(StableIValue* stack, uint64_t arguments, uint64_t results);
+void segment_prepare(StableIValue* stack, uint64_t arguments, uint64_t results);
 void segment_merge(StableIValue* stack, uint64_t arguments, uint64_t results);
 void metadata(StableIValue* stack, uint64_t arguments, uint64_t results);
 void metadata_out(StableIValue* stack, uint64_t arguments, uint64_t results);

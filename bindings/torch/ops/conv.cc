@@ -4,8 +4,6 @@
 namespace kda::torch_ops {
 namespace {
 
-bool present(const kda_tensor& t) { return t.dtype != KDA_DTYPE_NONE; }
-
 struct ConvTensors {
   Parts x, weight, state, out, bias;
   std::string_view plan;

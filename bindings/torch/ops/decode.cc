@@ -4,8 +4,6 @@
 namespace kda::torch_ops {
 namespace {
 
-bool present(const kda_tensor& t) { return t.dtype != KDA_DTYPE_NONE; }
-
 // record_u, record_kg, record_count, record_rows
 kda_records read_records(Arguments& a) {
   kda_records r;

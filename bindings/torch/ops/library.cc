@@ -19,7 +19,7 @@ constexpr const char* kSchemas[] = {
     "prefill(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) out, Tensor(b!)? state, str "
     "plan, " KDA_SLOTS ", Tensor? has_initial_state=None, Tensor(c!)? final_state=None, " KDA_GATE ", " KDA_SEQUENCES
     ", Tensor? checkpoint_offsets=None, Tensor? checkpoint_slots=None, Tensor(d!)? checkpoint_states=None, "
-    "Tensor? chunk_indices=None, Tensor? chunk_offsets=None, Tensor? out_rows=None) -> ()",
+    "Tensor? chunk_indices=None, Tensor? chunk_offsets=None, Tensor? out_rows=None, Tensor? stages=None) -> ()",
 
     "decode(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) out, Tensor(b!) state, str "
     "plan, " KDA_SLOTS ", Tensor? accepted=None, Tensor? has_initial_state=None, " KDA_GATE ", " KDA_SEQUENCES
@@ -54,6 +54,9 @@ constexpr const char* kSchemas[] = {
 
     "segment_summary(Tensor k, Tensor v, Tensor gate, Tensor beta, str plan, " KDA_GATE ", " KDA_SEQUENCES
     ") -> Tensor",
+
+    "segment_prepare(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, str plan, " KDA_GATE ", " KDA_SEQUENCES
+    ") -> (Tensor summary, Tensor stages)",
 
     "segment_merge(Tensor summaries, *, Tensor? initial_state=None, Tensor? present=None, str? backend=None) -> "
     "(Tensor start_states, Tensor final_state)",
@@ -102,6 +105,7 @@ void implement(torch::stable::detail::StableLibrary& library) {
       {"conv_update", conv_update},
       {"gated_norm", gated_norm},
       {"segment_summary", segment_summary},
+      {"segment_prepare", segment_prepare},
       {"segment_merge", segment_merge},
       {"state_gather", state_gather},
       {"state_scatter", state_scatter},

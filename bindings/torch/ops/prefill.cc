@@ -4,8 +4,6 @@
 namespace kda::torch_ops {
 namespace {
 
-bool present(const kda_tensor& t) { return t.dtype != KDA_DTYPE_NONE; }
-
 // `k`: the token tensor that gives H and the io dtype.
 kda_prefill_desc describe(const Words& words, const kda_tensor& k, const kda_tensor& v, const kda_tensor& gate,
                           const kda_tensor& beta, kda_dtype state, const Counts& counts) {
@@ -45,6 +43,8 @@ void prefill(StableIValue* stack, uint64_t arguments, uint64_t) {
   args.chunk_indices = a.optional_tensor("chunk_indices");
   args.chunk_offsets = a.optional_tensor("chunk_offsets");
   args.out_rows = a.optional_tensor("out_rows");
+  const kda_tensor stages = a.optional_tensor("stages");
+  if (present(stages) && stages.shape[0] > 0) args.stages = stages;
   a.finish();
   const Words& words = read_words(text, KDA_FORM_WORDS KDA_PLAN_WORDS "fresh store_final");
 
@@ -63,9 +63,13 @@ void prefill(StableIValue* stack, uint64_t arguments, uint64_t) {
   run(plan, kda_prefill_run, args, args.q.device);
 }
 
-void segment_summary(StableIValue* stack, uint64_t arguments, uint64_t) {
+namespace {
+
+// segment_summary, and with the queries what it leaves for a prefill.
+void summarize(StableIValue* stack, uint64_t arguments, bool prepares) {
   Arguments a(stack, arguments);
   auto args = zeroed<kda_segment_summary_args>();
+  if (prepares) args.q = a.tensor("q");
   args.k = a.tensor("k");
   args.v = a.tensor("v");
   args.gate = a.tensor("gate");
@@ -86,9 +90,26 @@ void segment_summary(StableIValue* stack, uint64_t arguments, uint64_t) {
   const int64_t shape[] = {counts.sequences, d.attention.num_value_heads, d.attention.value_dim + keys, keys};
   const torch::stable::Tensor summary(empty(shape, 4, KDA_FP32, device));
   args.summary = view(summary.get());
+  if (!prepares) {
+    run(plan, kda_segment_summary_run, args, device);
+    stack[0] = torch::stable::detail::from(summary);
+    return;
+  }
+  size_t bytes = 0;
+  check(kda_segment_stages_size(plan, counts.sequences, counts.tokens, &bytes));
+  const auto size = static_cast<int64_t>(bytes);
+  const torch::stable::Tensor stages(empty(&size, 1, KDA_UINT8, device));
+  if (size > 0) args.stages = view(stages.get());
+  else args.q = {};
   run(plan, kda_segment_summary_run, args, device);
   stack[0] = torch::stable::detail::from(summary);
+  stack[1] = torch::stable::detail::from(stages);
 }
+
+}  // namespace
+
+void segment_summary(StableIValue* stack, uint64_t arguments, uint64_t) { summarize(stack, arguments, false); }
+void segment_prepare(StableIValue* stack, uint64_t arguments, uint64_t) { summarize(stack, arguments, true); }
 
 void segment_merge(StableIValue* stack, uint64_t arguments, uint64_t) {
   Arguments a(stack, arguments);

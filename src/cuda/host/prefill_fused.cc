@@ -100,6 +100,18 @@ void fill_fused_sequences(const kda_sequences& s, const kda_tensor& token, fused
   else if (present(s.begin)) p.sequences = s.begin.shape[0];
 }
 
+Status give_stages(const kda_tensor& stages, fused::Params& p) {
+  if (!fused::may_be_staged(p)) {
+    return unsupported("stages: wanted at most ", fused::kMostStagedSequences, " sequences, got ", p.sequences);
+  }
+  const int64_t bytes = fused::staged_workspace(fused::staged_positions(p), p.value_heads);
+  if (stages.shape[0] < bytes) {
+    return invalid_argument("stages: wanted ", bytes, " bytes, got ", stages.shape[0]);
+  }
+  p.stages = stages.data;
+  return {};
+}
+
 Status prepare_fused(const kda_attention_spec& a) {
   return to_status(
       fused::prepare_prefill_fused(to_gate(a.gate_family), to_real(a.gate_dtype), static_cast<float>(a.lower_bound)),
@@ -167,6 +179,10 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
       p.segments = wanted.segments;
       if (wanted.segment_bytes > 0) p.segment_space = workspace.get<float>(segment_section_);
       if (wanted.stage_bytes > 0) p.stages = workspace.get<char>(stage_section_);
+    }
+    if (present(args.stages) && fused::may_be_staged(p)) {
+      p.segments = 1, p.wave = 0, p.stages_are_ready = 1;
+      KDA_RETURN_IF_ERROR(give_stages(args.stages, p));
     }
     if (says_forms_) say_form(p, tokens);
     return launch_fused(p, desc_.attention, device_, multiprocessors_, stream);

@@ -18,6 +18,9 @@ void fill_fused_tokens(const kda_attention_spec& spec, const FusedTokens& tokens
 // `token`: the tensor that has the call's rows, [T, H, K] or batched.
 void fill_fused_sequences(const kda_sequences& s, const kda_tensor& token, prefill_fused::Params& p);
 
+// The stages of a segment summary that a prefill goes on from; after the sequences.
+Status give_stages(const kda_tensor& stages, prefill_fused::Params& p);
+
 // Loads the kernels of a gate and launches them.
 Status prepare_fused(const kda_attention_spec& spec);
 Status launch_fused(const prefill_fused::Params& p, const kda_attention_spec& spec, int32_t device,

@@ -193,6 +193,7 @@ class _Core:
     out: _Tensor
     first: _Tensor | None  # initial states fp32 of the sequences that need them, by sequence
     prefixes: list[_Tensor]  # per split piece: maps of what lies before each of its segments
+    stages: _Tensor | None = None  # the split pieces' preparation, made once for maps and outputs
 
 
 class ContextParallel:
@@ -394,10 +395,10 @@ class ContextParallel:
         """The map of each split piece [HV,V+K,K]; core.prefixes gets those of what lies before each segment."""
         if not layout.split:
             return []
-        _, k, v, gate, beta = core.tokens
+        k, v = core.tokens[1:3]
         heads, values, keys = v.shape[-2], v.shape[-1], k.shape[-1]
         cuts, rows, _ = layout.cut(heads)
-        maps = ops.segment_summary(k, v, gate, beta, **rows, **_summary_options(options))
+        maps, core.stages = ops.segment_prepare(*core.tokens, **rows, **_summary_options(options))
         found = []
         for own in maps.split([len(segments) for segments in cuts]):
             # St -> St*M + B for [0; I] instead of a state gives B over M: one merge composes maps.
@@ -440,7 +441,10 @@ class ContextParallel:
         live = _live(slots, pool, options.get("null_slot", -1)).index_select(0, sequences)
         at = torch.where(live, torch.arange(live.shape[0], device=live.device), -1)
         options = {name: value for name, value in options.items() if name != "null_slot"}
-        ops.prefill(*core.tokens, out=core.out, state=torch.cat(states), slots=at, store_final=False, **rows, **options)
+        ops.prefill(
+            *core.tokens, out=core.out, state=torch.cat(states), slots=at, store_final=False, stages=core.stages,
+            **rows, **options,
+        )  # fmt: skip
 
     def _scatter(self, pool: _Tensor, slots: _Tensor, packed: _Tensor) -> None:
         key = (pool.device, pool.dtype, pool.shape[1:], pool.stride(), pool.shape[0], slots.dtype)

@@ -253,6 +253,16 @@ def segment_summary(k: Any, v: Any, gate: Any, beta: Any, plan: str, **o: Any) -
     return k.new_empty([n, heads, values + keys, keys], dtype=torch.float32)
 
 
+def segment_prepare(q: Any, k: Any, v: Any, gate: Any, beta: Any, plan: str, **o: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    summary = segment_summary(k, v, gate, beta, plan, **o)
+    c = Check("k", k)
+    c.sequences(k, 3, o)
+    c("k", k, "... H K")
+    c("q", q, "... H K", (k.dtype,))
+    # How much is kept is the implementation's business.
+    return summary, k.new_empty([torch.library.get_ctx().new_dynamic_size()], dtype=torch.uint8)
+
+
 def segment_merge(summaries: Any, **o: Any) -> tuple[torch.Tensor, torch.Tensor]:
     c = Check("summaries", summaries)
     c("summaries", summaries, "P HV V+K K", (torch.float32,), dense=3)
@@ -328,8 +338,8 @@ def register() -> None:
     """Registers every fake; needs the loaded operators."""
     assert _load.OPERATORS
     fakes = (
-        prefill, decode, verify_record, commit, decode_step, conv_prefill, gated_norm, segment_summary, segment_merge,
-        state_gather, state_scatter, metadata, metadata_out, attention,
+        prefill, decode, verify_record, commit, decode_step, conv_prefill, gated_norm, segment_summary, segment_prepare,
+        segment_merge, state_gather, state_scatter, metadata, metadata_out, attention,
     )  # fmt: skip
     for name, fake in [("conv_update", conv_prefill), *((f.__name__, f) for f in fakes)]:
         torch.library.register_fake(f"libkda::{name}", _by_name(name, fake))

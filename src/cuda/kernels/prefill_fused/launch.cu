@@ -80,16 +80,18 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
   if (units > 0x7fffffff / std::max<int64_t>(1, runs)) return cudaErrorInvalidValue;  // works are counted in 31 bits
   Params pass = params;
   pass.gate_family = gate, pass.gate_type = gate_type;
-  if (params.pass == Pass::kMaps) {
-    pass.stages = nullptr;
-    return launch_pass(pass, gate, gate_type, 2 * units, sm_count, stream);
-  }
-  pass.pass = Pass::kWhole;
   pass.stage_positions = staged_positions(params);
   if (!may_be_staged(params)) pass.stages = nullptr;
+  if (params.pass == Pass::kMaps) {
+    pass.wave = 0;
+    const bool is_staged = pass.stages != nullptr;
+    const cudaError_t error = is_staged ? launch_stages(pass, gate, gate_type, sm_count, stream) : cudaSuccess;
+    return error != cudaSuccess ? error : launch_pass(pass, gate, gate_type, 2 * units, sm_count, stream);
+  }
+  pass.pass = Pass::kWhole;
   const bool is_cut = params.segments > 1 && params.checkpoints == 0 && params.segment_space != nullptr;
   if (is_cut || pass.stages == nullptr) pass.wave = 0;
-  if (pass.stages != nullptr) {
+  if (pass.stages != nullptr && params.stages_are_ready == 0) {
     const cudaError_t error = launch_stages(pass, gate, gate_type, sm_count, stream);
     if (error != cudaSuccess) return error;
   }

@@ -6,6 +6,8 @@
 namespace kda::cuda::prefill_fused {
 namespace {
 
+static_assert(kStageTokens == kChunk);
+
 struct PrepareKernel {
   Kernel kernel;
   int groups;  // of a CTA
@@ -37,11 +39,15 @@ cudaError_t allow_shared(Kernel kernel, uint32_t bytes) {
 
 template <int kGroups>
 cudaError_t launch_chain_of(const Params& params, int64_t works, int64_t room, cudaStream_t stream) {
-  const Kernel kernel = params.pass == Pass::kSummaries ? chain_kernel<kGroups, false> : chain_kernel<kGroups, true>;
-  return launch_kernel(
-      kernel,
-      {kChainCtas<kGroups> * std::min(works, room), kChainThreads<kGroups>, ChainShared<kGroups>::kBytes, true},
-      params, stream);
+  const bool makes_states = params.pass == Pass::kSummaries || params.pass == Pass::kMaps;
+  const Kernel kernel = makes_states ? chain_kernel<kGroups, false> : chain_kernel<kGroups, true>;
+  // What came before is the preparation, or a kernel of this call that waited for it; with stages of an earlier call
+  // it may be whatever made the initial states.
+  const bool is_dependent = params.stages_are_ready == 0;
+  return launch_kernel(kernel,
+                       {kChainCtas<kGroups> * std::min(works, room), kChainThreads<kGroups>,
+                        ChainShared<kGroups>::kBytes, is_dependent},
+                       params, stream);
 }
 
 }  // namespace

@@ -99,7 +99,8 @@ struct Params {
 
   // The staged form (stages.cuh): every item's stage [stage_positions, HV] in memory; null: the fused form.
   void* stages = nullptr;
-  int64_t stage_positions = 0;  // set by the launcher: staged_positions()
+  int64_t stage_positions = 0;   // set by the launcher: staged_positions()
+  int32_t stages_are_ready = 0;  // 1: a run with kMaps over the same tokens and sequences has filled them
   // With wave > 0, and nothing cut, chains of `wave` works at a time run beside the preparation, which takes
   // `prepare_ctas` SMs and goes along with them; a word of each stage, after the stages, says that it is there.
   int32_t wave = 0, prepare_ctas = 0;
@@ -116,7 +117,7 @@ int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, int segm
 // not matter.
 bool may_be_staged(const Params& params);
 int64_t staged_positions(const Params& params);
-constexpr int64_t kMostStagedSequences = 192;
+constexpr int64_t kMostStagedSequences = 192, kStageTokens = 32;
 int64_t staged_workspace(int64_t positions, int32_t value_heads);
 // Loads the kernels and sets their attributes (plan creation, Y-20).
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound);
