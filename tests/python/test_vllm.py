@@ -1,6 +1,9 @@
 """vLLM's three KDA layers on libkda: real layer classes and metadata builders, steps as the runner makes them (XV-31)."""
 
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -499,6 +502,36 @@ def test_vllm_finds_the_entry_point_and_its_allow_list_excludes_it(monkeypatch):
     assert load_plugins_by_group(DEFAULT_PLUGINS_GROUP)["libkda"] is libkda.vllm.register
     monkeypatch.setattr(vllm_steps.vllm.envs, "VLLM_PLUGINS", ["another"], raising=False)
     assert "libkda" not in load_plugins_by_group(DEFAULT_PLUGINS_GROUP)
+
+
+MODEL = """
+import sys, tempfile, torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.utils import initialize_model
+
+config = EngineArgs(model=sys.argv[1], load_format="dummy", skip_tokenizer_init=True, max_model_len=1024,
+                    enable_prefix_caching=False).create_engine_config()
+torch.cuda.Stream = torch.cuda.Event = type("Stub", (), {})  # the model makes them whether or not there is a GPU
+with set_current_vllm_config(config):
+    init_distributed_environment(1, 0, f"file://{tempfile.mktemp()}", 0, "gloo")
+    initialize_model_parallel(1, 1)
+    torch.set_default_dtype(torch.bfloat16)
+    model = initialize_model(config)
+print("LAYERS", [type(layer.self_attn).__name__ for layer in model.model.layers])
+assert not torch.cuda.is_initialized()
+"""
+
+
+def test_a_whole_model_of_vllms_engine_has_libkdas_layers(tmp_path):
+    """Nobody calls register here: the engine's arguments load the plug-in by its entry point."""
+    (tmp_path / "config.json").write_text(json.dumps(vllm_steps.TINY_MODEL))
+    run = subprocess.run([sys.executable, "-c", MODEL, str(tmp_path)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-4000:]
+    layers = next(line for line in run.stdout.splitlines() if line.startswith("LAYERS "))
+    assert layers == f"LAYERS {['LibKDAKimiGatedDeltaNetAttention'] * 3 + ['MultiHeadLatentAttention']}"
+    assert (run.stdout + run.stderr).count("libkda.vllm: vllm 0.33.0, hooked") == 1
 
 
 # ---- state copies ----

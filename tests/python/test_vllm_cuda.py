@@ -112,15 +112,6 @@ def test_register_makes_no_cuda_context():
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "LIBKDA_STRICT": "1"})
 
 
-TINY = {
-    "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "hidden_size": 256, "intermediate_size": 512,
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "hidden_act": "silu",
-    "rms_norm_eps": 1e-5, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "head_dim": 96,
-    "mla_use_nope": True, "num_experts": None, "first_k_dense_replace": 4, "tie_word_embeddings": False, "dtype": "bfloat16",
-    "linear_attn_config": {
-        "head_dim": 128, "num_heads": 4, "short_conv_kernel_size": 4, "kda_layers": [1, 2, 3], "full_attn_layers": [4],
-    },
-}  # fmt: skip
 GENERATE = """
 import json, sys
 from vllm import LLM, SamplingParams
@@ -141,7 +132,7 @@ print("TOKENS", json.dumps({"tokens": found, "stats": libkda.stats()}))
 @pytest.mark.parametrize("caching", [0, 1])
 def test_an_engine_generates_what_stock_vllm_generates(tmp_path, caching):
     """A tiny Kimi-Linear with random weights: 256 greedy tokens, equal up to where two candidates are as good as tied."""
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "config.json").write_text(json.dumps(vllm_steps.TINY_MODEL))
     results = []
     for switch in ("", "off"):
         environment = {**os.environ, "LIBKDA_VLLM": switch, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

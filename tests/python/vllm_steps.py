@@ -59,6 +59,18 @@ def model_config(kind):
     return types.SimpleNamespace(linear_attn_config=linear, **common)
 
 
+# config.json of a Kimi-Linear that a test can afford: three KDA layers and one of full attention.
+TINY_MODEL = {
+    "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "hidden_act": "silu",
+    "rms_norm_eps": 1e-5, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "head_dim": 96,
+    "mla_use_nope": True, "num_experts": None, "first_k_dense_replace": 4, "tie_word_embeddings": False, "dtype": "bfloat16",
+    "linear_attn_config": {
+        "head_dim": 128, "num_heads": 4, "short_conv_kernel_size": 4, "kda_layers": [1, 2, 3], "full_attn_layers": [4],
+    },
+}  # fmt: skip
+
+
 class Layer:
     """One of vLLM's layers, its builder and its cache."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 from typing import Any
 
-from libkda import _guard, _stats
+from libkda import _guard
+from libkda.vllm import _log
 from libkda.vllm._options import Options, switched_off
 
 TESTED = ((0, 33, 0), (0, 34, 0))  # from, below
@@ -30,17 +30,6 @@ _FIELDS = [
 ]  # fmt: skip
 
 __all__ = ["Options", "register"]
-
-
-def _say_where_vllm_says() -> None:
-    """libkda's messages go where vLLM's go, unless somebody has already decided."""
-    if not _stats.logger.handlers:
-        theirs = logging.getLogger("vllm")
-        for handler in theirs.handlers:
-            _stats.logger.addHandler(handler)
-        if theirs.handlers:
-            _stats.logger.setLevel(theirs.level)
-            _stats.logger.propagate = False
 
 
 def _classes() -> dict[str, type[Any]]:
@@ -99,12 +88,12 @@ def register() -> None:
     know (RuntimeError under LIBKDA_STRICT=1). A layer that another plug-in holds stays that plug-in's."""
     from vllm.platforms import current_platform
 
-    _say_where_vllm_says()
+    _log.join()
     if switched_off():
-        _stats.logger.info("libkda.vllm: LIBKDA_VLLM=off, nothing was hooked")
+        _log.announce("libkda.vllm: LIBKDA_VLLM=off, nothing was hooked")
         return
     if not (current_platform.is_cuda() or current_platform.is_cpu()):
-        _stats.logger.info("libkda.vllm: %s, nothing was hooked", type(current_platform).__name__)
+        _log.announce(f"libkda.vllm: {type(current_platform).__name__}, nothing was hooked")
         return
     if _guard.refuse("libkda.vllm", _problems()):
         return
@@ -122,4 +111,4 @@ def register() -> None:
             left.append(f"{name} is {holder.__module__}.{holder.__qualname__}'s")
     if hooked or left:
         text = f"hooked {', '.join(hooked) or 'nothing'}" + "".join(f"; {reason}" for reason in left)
-        _stats.logger.info("libkda.vllm: vllm %s, %s", ".".join(map(str, _guard.version_of("vllm"))), text)
+        _log.announce(f"libkda.vllm: vllm {'.'.join(map(str, _guard.version_of('vllm')))}, {text}")

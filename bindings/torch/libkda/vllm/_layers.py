@@ -23,7 +23,7 @@ from vllm.models.glm5next.common.kda import Glm5NextLinearAttention
 from vllm.models.kimi_k3.nvidia.kda import KimiK3DeltaAttention
 
 from libkda import _stats
-from libkda.vllm import _copies, _options
+from libkda.vllm import _copies, _log, _options
 from libkda.vllm._metadata import LibKDAGDNBackend, LibKDAK3Backend, Step
 from libkda.vllm._mixer import Inputs, Mixer, Parameters, Shape
 
@@ -54,6 +54,7 @@ class _Layer:
     @torch.no_grad()
     def _start(self, vllm_config: Any, prefix: str) -> None:
         """After vLLM's constructor: reads the options, judges the phases, makes the plans."""
+        _log.announce_pending()
         self.libkda: Mixer | None = None
         self._options = _options.read(vllm_config.additional_config)
         self._name = type(self).__mro__[2].__name__  # vLLM's class
