@@ -124,7 +124,8 @@ typedef struct kda_layer_desc {
   kda_layer_spec layer;        /* as kda_layer_weights_spec says */
   const char* backend;         /* of conv, attention and norm: NULL = "auto", "reference", ... (spec R-18) */
   const char* prefill_backend; /* of prefill alone; NULL = `backend` */
-  const char* projection;      /* "auto", "onednn", "portable", "reference"; NULL: "reference" if `backend` is, else auto */
+  const char* projection; /* "auto", "onednn", "portable", "reference"; on CUDA "cublaslt"; NULL: "reference" if
+                             `backend` is, else auto */
   kda_dtype io_dtype;          /* of hidden, out and all that is rounded between them; 0 = bf16 */
   kda_dtype state_dtype;       /* of the recurrent pool; 0 = fp32 */
   kda_dtype conv_dtype;        /* of the conv pool; 0 = io_dtype */
@@ -167,8 +168,9 @@ typedef struct kda_layer_args {
 } kda_layer_args;
 
 KDA_API void kda_layer_desc_init(kda_layer_desc* desc);
-/* One kda_plan of operator KDA_OP_LAYER; kda_plan_backend is the projections'. UNSUPPORTED on devices whose projections
- * are not in this build, with the reason. */
+/* One kda_plan of operator KDA_OP_LAYER; kda_plan_backend is the projections'. On CUDA these are cuBLASLt's, which is
+ * loaded here and not linked: UNSUPPORTED names what was looked for where it cannot be had (environment variable
+ * KDA_CUBLASLT_DIR: the folder to look in). Takes device memory for the time of the call, to run each algorithm once. */
 KDA_API kda_status kda_layer_plan_create(kda_context* context, const kda_layer_desc* desc, kda_plan** out);
 /* The plans inside a layer's plan, for what they chose: i = 0, 1, ... until NOT_FOUND. Owned by the plan. */
 KDA_API kda_status kda_layer_plan_part(const kda_plan* plan, size_t i, const kda_plan** part);

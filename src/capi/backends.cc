@@ -23,6 +23,7 @@ Backends make() {
   list.source_hash = kda_source_hash();
   list.copies.push_back(cpu::copy_backend());
   if (const CopyBackend* copies = cuda::copy_backend()) list.copies.push_back(copies);
+  if (const ProjectionBackend* cublaslt = cuda::projection()) list.projections.push_back(cublaslt);
   if (const ProjectionBackend* onednn = cpu::onednn_projection()) list.projections.push_back(onednn);
   list.projections.push_back(cpu::portable_projection());
   list.projections.push_back(reference::projection());

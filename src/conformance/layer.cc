@@ -97,4 +97,43 @@ kda_status run_layer(kda_context* context, const Plan& plan, const kda_layer_arg
       message);
 }
 
+LayerRun prefill_layer(const kda_layer_weights* w, kda_context* context, const char* backend, const char* projection,
+                       kda_dtype io, int64_t rows, uint32_t flags) {
+  LayerRun r;
+  kda_layer_spec s{};
+  if (kda_layer_weights_spec(w, &s) != KDA_OK) {
+    r.error = kda_last_error();
+    return r;
+  }
+  kda_layer_desc d = layer_desc(s, backend, io);
+  d.projection = projection;
+  d.max_tokens = rows;
+  d.max_sequences = 1;
+  d.flags = flags;
+  const Plan plan(kda_layer_plan_create, context, d);
+  if (!plan.ok()) {
+    r.error = plan.message();
+    return r;
+  }
+  std::vector<double> x;
+  for (int64_t i = 0; i < rows * s.hidden; ++i) x.push_back(1.5 * std::sin(0.37 * static_cast<double>(i * i % 1009)));
+  const Tensor hidden = Tensor::of(io, {rows, s.hidden}, x), cu = Tensor::ints({0, rows}), slots = Tensor::ints({0});
+  const int64_t channels = 2 * s.num_heads * s.key_dim + s.num_value_heads * s.value_dim;
+  r.out = Tensor(io, {rows, s.hidden});
+  r.normed = Tensor(io, {rows, s.num_value_heads, s.value_dim});
+  r.state = Tensor::full(KDA_FP32, {1, s.num_value_heads, s.value_dim, s.key_dim}, 0);
+  Tensor window = Tensor::full(io, {1, s.conv_width - 1, channels}, 0);
+  auto a = sized<kda_layer_args>();
+  a.weights = w;
+  a.hidden = hidden;
+  a.chunk.sequences.cu_seqlens = cu;
+  a.chunk.slots = slots;
+  a.state = r.state;
+  a.conv_state = window;
+  a.normed = r.normed;
+  a.out = r.out;
+  if (run_layer(context, plan, a, r.error) == KDA_OK) r.error.clear();
+  return r;
+}
+
 }  // namespace kda::conformance

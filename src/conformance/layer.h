@@ -38,4 +38,12 @@ kda_layer_desc layer_desc(const kda_layer_spec& spec, const char* backend, kda_d
 // As run_in: on a device the tensors travel there and back.
 kda_status run_layer(kda_context* context, const Plan& plan, const kda_layer_args& args, std::string& message);
 
+// `rows` of one fresh sequence, always the same ones, as one prefill.
+struct LayerRun {
+  std::string error;  // "" if it ran
+  Tensor out, state, normed;
+};
+LayerRun prefill_layer(const kda_layer_weights* weights, kda_context* context, const char* backend,
+                       const char* projection, kda_dtype io, int64_t rows, uint32_t flags = 0);
+
 }  // namespace kda::conformance

@@ -50,6 +50,12 @@ class HostRuntime final : public DeviceRuntime {
     }
     return {};
   }
+  Status zero_rows(void* to, int64_t width, int64_t rows, int64_t pitch, void*) const override {
+    for (int64_t i = 0; i < rows; ++i) {
+      std::memset(static_cast<char*>(to) + i * pitch, 0, static_cast<size_t>(width));
+    }
+    return {};
+  }
   Status read(void* host, const void* device, size_t bytes, void* stream) const override {
     return copy(host, device, bytes, stream);
   }

@@ -5,6 +5,9 @@
 // bias added to the sum, one rounding to the output's dtype. A row of y depends on its row of x alone, bit for bit,
 // whatever the number of rows or its place among them (spec N-13); a backend that cannot show it for a shape refuses
 // it.
+//
+// A plan prepares each matrix's shape before it has weights: whatever a backend has to choose or load is done then,
+// and a run only launches.
 #pragma once
 
 #include <memory>
@@ -32,6 +35,22 @@ struct MatrixView {
 struct ProjectionPart {
   MatrixView weight;
   const float* bias = nullptr;  // [rows], may be absent
+  int64_t first = 0;            // column of a row of y that the part's result begins at
+};
+
+// A packed matrix as a plan knows it: rows of y hold the parts' results, and between them columns that nobody reads
+// and the backend may write.
+struct ProjectionShape {
+  int64_t cols = 0;      // of x
+  int64_t width = 0;     // of a row of y, parts and gaps
+  int64_t x_stride = 0;  // elements from row to row of x as runs will mostly have it; a hint
+  int64_t y_stride = 0;
+};
+
+struct ProjectionOptions {
+  kda_dtype io = KDA_BF16;
+  int64_t max_tokens = 0;
+  bool batch_invariant = false;  // spec N-13; a backend whose rows never depend on one another ignores it
 };
 
 class PackedMatrix {
@@ -43,8 +62,17 @@ class PackedMatrix {
 struct ProjectionCall {
   const PackedMatrix* weights = nullptr;
   kda_tensor x{};                       // [T, cols], rows dense
-  std::span<const kda_tensor> outputs;  // one [T, rows] a part, rows dense
+  std::span<const kda_tensor> outputs;  // one [T, rows] a part, rows dense: columns of rows as ProjectionShape says
   void* workspace = nullptr;            // 256-byte aligned
+};
+
+// One shape of a plan: immutable, and run by any number of threads with workspaces of their own.
+class PreparedProjection {
+ public:
+  virtual ~PreparedProjection() = default;
+  virtual int64_t workspace_bytes() const = 0;
+  // Allocates nothing; `weights` are the backend's for the plan's context and io, of this shape.
+  virtual Status run(const ProjectionCall& call, void* stream) const = 0;
 };
 
 class ProjectionBackend {
@@ -54,14 +82,39 @@ class ProjectionBackend {
   virtual kda_device_type device() const = 0;
   // Adds every unmet gate; gate `device_type` is added by the resolver.
   virtual void check(kda_dtype io, const Context& context, Refusals& refusals) const = 0;
-  // The parts have equal cols. `io` is the dtype of the x that runs will bring.
+  // The parts have equal cols. `io` is the dtype of the x that runs will bring, `width` as in ProjectionShape.
   virtual Result<std::unique_ptr<PackedMatrix>> pack(const Context& context, kda_dtype io,
-                                                     std::span<const ProjectionPart> parts) const = 0;
-  // Bytes that a run needs for up to `tokens` rows and `cols` columns of x.
-  virtual int64_t workspace_bytes(const Context& context, kda_dtype io, int64_t tokens, int64_t cols) const = 0;
-  // Allocates nothing of its own; `weights` are this backend's for this context and io.
-  virtual Status run(const Context& context, const ProjectionCall& call, void* stream) const = 0;
+                                                     std::span<const ProjectionPart> parts, int64_t width) const = 0;
+  virtual Result<std::unique_ptr<PreparedProjection>> prepare(const Context& context, const ProjectionShape& shape,
+                                                              const ProjectionOptions& options) const = 0;
 };
+
+// Of a backend that has nothing to prepare: `workspace_bytes(context, io, tokens, cols)` bytes and
+// `run(context, call)`.
+template <class Backend>
+class PlainProjection final : public PreparedProjection {
+ public:
+  PlainProjection(const Backend& backend, const Context& context, const ProjectionShape& shape,
+                  const ProjectionOptions& options)
+      : backend_(backend), context_(context), shape_(shape), options_(options) {}
+  int64_t workspace_bytes() const override {
+    return backend_.workspace_bytes(context_, options_.io, options_.max_tokens, shape_.cols);
+  }
+  Status run(const ProjectionCall& call, void*) const override { return backend_.run(context_, call); }
+
+ private:
+  const Backend& backend_;
+  const Context& context_;
+  ProjectionShape shape_;
+  ProjectionOptions options_;
+};
+template <class Backend>
+Result<std::unique_ptr<PreparedProjection>> plain_projection(const Backend& backend, const Context& context,
+                                                             const ProjectionShape& shape,
+                                                             const ProjectionOptions& options) {
+  return std::unique_ptr<PreparedProjection>(
+      std::make_unique<PlainProjection<Backend>>(backend, context, shape, options));
+}
 
 struct ProjectionChoice {
   const ProjectionBackend* backend = nullptr;

@@ -65,8 +65,8 @@ class PortableProjection final : public ProjectionBackend {
   kda_device_type device() const override { return KDA_CPU; }
   void check(kda_dtype, const Context&, Refusals&) const override {}
 
-  Result<std::unique_ptr<PackedMatrix>> pack(const Context& context, kda_dtype,
-                                             std::span<const ProjectionPart> parts) const override {
+  Result<std::unique_ptr<PackedMatrix>> pack(const Context& context, kda_dtype, std::span<const ProjectionPart> parts,
+                                             int64_t) const override {
     auto m = std::make_unique<PanelMatrix>();
     m->panels.cols = parts.front().weight.cols;
     const bool narrow =
@@ -97,11 +97,15 @@ class PortableProjection final : public ProjectionBackend {
     return std::unique_ptr<PackedMatrix>(std::move(m));
   }
 
-  int64_t workspace_bytes(const Context& context, kda_dtype, int64_t, int64_t cols) const override {
+  Result<std::unique_ptr<PreparedProjection>> prepare(const Context& context, const ProjectionShape& shape,
+                                                      const ProjectionOptions& options) const override {
+    return plain_projection(*this, context, shape, options);
+  }
+  int64_t workspace_bytes(const Context& context, kda_dtype, int64_t, int64_t cols) const {
     return context.parallel.num_threads * scratch_floats(cols) * 4;
   }
 
-  Status run(const Context& context, const ProjectionCall& call, void*) const override {
+  Status run(const Context& context, const ProjectionCall& call) const {
     const auto& m = static_cast<const PanelMatrix&>(*call.weights);
     const ProjectionFunctions& functions = projection_functions(context_isa(context.isa));
     const int64_t panel_bytes = m.bytes() / std::max<int64_t>(1, m.panel_count);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/device_runtime.h"
+
 namespace kda::layer {
 namespace {
 
@@ -64,6 +66,7 @@ Result<std::unique_ptr<LayerPlan>> LayerPlan::create(const Context& context, con
   plan->isa = plan->backend == "reference" ? "fp64" : context.isa;
   plan->checked = checked_mode(d.flags);
   KDA_RETURN_IF_ERROR(plan->make_parts());
+  KDA_RETURN_IF_ERROR(plan->make_projections().with_context("layer"));
   plan->book_sections();
   if (plan->book.overflowed()) return unsupported("layer: size: wanted a workspace below 2^63 bytes, got more");
   d.backend = d.prefill_backend = d.projection = nullptr;  // the caller's
@@ -135,21 +138,37 @@ Status LayerPlan::make_parts() {
   return make<DecodeStep>(*context, step, step_);
 }
 
+Status LayerPlan::make_projections() {
+  const kda_layer_spec& s = desc_.layer;
+  const ProjectionOptions options{desc_.io_dtype, desc_.max_tokens, (desc_.flags & KDA_PLAN_BATCH_INVARIANT) != 0};
+  const auto make = [&](const ProjectionShape& shape, std::unique_ptr<PreparedProjection>& out) -> Status {
+    auto made = projection_->prepare(*context, shape, options);
+    if (!made.ok()) return made.status();
+    out = std::move(made.value());
+    return {};
+  };
+  const int64_t row = in_row(s).width;
+  KDA_RETURN_IF_ERROR(make({s.hidden, row, s.hidden, row}, in_));
+  KDA_RETURN_IF_ERROR(make({s.gate_rank, gates(s), row, gates(s)}, f_b_));
+  if (s.output_gate == KDA_OUTPUT_GATE_LOW_RANK) {
+    KDA_RETURN_IF_ERROR(make({s.output_gate_rank, values(s), row, values(s)}, g_b_));
+  }
+  return make({values(s), s.hidden, values(s), s.hidden}, o_proj_);
+}
+
 void LayerPlan::book_sections() {
   const kda_layer_desc& d = desc_;
   const kda_layer_spec& s = d.layer;
   const int64_t T = d.max_tokens;
-  qkv_ = book.book("q, k, v before the conv", d.io_dtype, {T, channels(s)});
-  b_ = book.book("beta logits", d.io_dtype, {T, s.num_value_heads});
-  f_a_ = book.book("f_a", d.io_dtype, {T, s.gate_rank});
+  rows_ = book.book("projections of hidden", d.io_dtype, {T, in_row(s).width});
   f_ = book.book("gate logits", d.io_dtype, {T, gates(s)});
-  g_a_ = book.book("g_a", d.io_dtype, {T, s.output_gate_rank});
-  z_ = book.book("output gate", d.io_dtype, {T, values(s)});
+  z_ = book.book("output gate", d.io_dtype, {g_b_ ? T : 0, values(s)});
   post_ = book.book("q, k, v", d.io_dtype, {T, channels(s)});
   o_ = book.book("attention", d.io_dtype, {T, values(s)});
   y_ = book.book("normed", d.out_dtype, {T, values(s)});
-  const int64_t cols = std::max({s.hidden, values(s), s.gate_rank, s.output_gate_rank});
-  projections_ = book.book_bytes("projections", projection_->workspace_bytes(*context, d.io_dtype, T, cols));
+  int64_t scratch = 0;
+  for (const auto* p : {&in_, &f_b_, &g_b_, &o_proj_}) scratch = std::max(scratch, *p ? (*p)->workspace_bytes() : 0);
+  projections_ = book.book_bytes("projections", scratch);
   int64_t bytes = 0;
   for (size_t i = 0; const kda_plan* p = part(i); ++i) bytes = std::max(bytes, p->book.total_bytes());
   operators_ = book.book_bytes("operators", bytes);
@@ -202,15 +221,16 @@ kda_tensor flat(const kda_tensor& t) {
   return f;
 }
 
-void fill_zero(const Context& context, const kda_tensor& t) {
-  const size_t bytes = static_cast<size_t>(t.shape[1]) * dtype_size(t.dtype);
-  context.parallel.for_each(t.shape[0], [&](int64_t r, int32_t) {
-    std::fill_n(static_cast<char*>(t.data) + r * t.strides[0] * static_cast<int64_t>(dtype_size(t.dtype)), bytes,
-                char{0});
-  });
+// Zeros in the rows [T, n].
+Status fill_zero(const Context& context, const kda_tensor& t, void* stream) {
+  const auto size = static_cast<int64_t>(dtype_size(t.dtype));
+  const int64_t bytes = t.shape[1] * size, pitch = t.strides[0] * size;
+  if (t.shape[0] == 0 || bytes == 0) return {};
+  if (context.device.type != KDA_CPU) return context.runtime->zero_rows(t.data, bytes, t.shape[0], pitch, stream);
+  context.parallel.for_each(
+      t.shape[0], [&](int64_t r, int32_t) { std::fill_n(static_cast<char*>(t.data) + r * pitch, bytes, char{0}); });
+  return {};
 }
-
-kda_tensor parameter(const Weights& w, const char* name) { return w.parameter(name).value(); }
 
 void visit(const kda_layer_group& g, const TensorVisitor& visitor) {
   visit_sequences(g.sequences, visitor);
@@ -279,15 +299,17 @@ LayerPlan::Scratch LayerPlan::scratch(const kda_layer_args& a, const kda_workspa
     return make_tensor(grant.get<char>(id), dtype, {T, n}, context->device);
   };
   Scratch x;
-  x.qkv = rows(qkv_, channels(s), desc_.io_dtype);
-  x.q_raw = columns(x.qkv, 0, keys(s));
-  x.k_raw = columns(x.qkv, keys(s), keys(s));
-  x.v_raw = columns(x.qkv, 2 * keys(s), values(s));
-  x.b = rows(b_, s.num_value_heads, desc_.io_dtype);
-  x.f_a = rows(f_a_, s.gate_rank, desc_.io_dtype);
+  const InRow in = in_row(s);
+  const kda_tensor all = rows(rows_, in.width, desc_.io_dtype);
+  x.qkv = columns(all, 0, channels(s));
+  x.q_raw = columns(all, 0, keys(s));
+  x.k_raw = columns(all, keys(s), keys(s));
+  x.v_raw = columns(all, 2 * keys(s), values(s));
+  x.f_a = columns(all, in.f_a, s.gate_rank);
+  x.b = columns(all, in.b, s.num_value_heads);
   x.f = rows(f_, gates(s), desc_.io_dtype);
-  x.g_a = rows(g_a_, s.output_gate_rank, desc_.io_dtype);
-  x.z = rows(z_, values(s), desc_.io_dtype);
+  x.g_a = columns(all, in.gate, s.output_gate_rank);
+  x.z = g_b_ ? rows(z_, values(s), desc_.io_dtype) : columns(all, in.gate, values(s));
   x.post = rows(post_, channels(s), desc_.io_dtype);
   x.o = rows(o_, values(s), desc_.io_dtype);
   x.y = present(a.normed) ? flat(a.normed) : rows(y_, values(s), desc_.out_dtype);
@@ -299,13 +321,12 @@ LayerPlan::Scratch LayerPlan::scratch(const kda_layer_args& a, const kda_workspa
 
 // Step 1 of L-7.
 Status LayerPlan::project_in(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
-  const bool low = desc_.layer.output_gate == KDA_OUTPUT_GATE_LOW_RANK;
-  const kda_tensor in[] = {s.q_raw, s.k_raw, s.v_raw, s.b, s.f_a, low ? s.g_a : s.z};
+  const kda_tensor in[] = {s.q_raw, s.k_raw, s.v_raw, g_b_ ? s.g_a : s.z, s.f_a, s.b};
   context->announce("projection");
-  KDA_RETURN_IF_ERROR(projection_->run(*context, {&w.in(), a.hidden, in, s.projections}, stream));
-  KDA_RETURN_IF_ERROR(projection_->run(*context, {&w.f_b(), s.f_a, {&s.f, 1}, s.projections}, stream));
-  if (!low) return {};
-  return projection_->run(*context, {w.g_b(), s.g_a, {&s.z, 1}, s.projections}, stream);
+  KDA_RETURN_IF_ERROR(in_->run({&w.in(), a.hidden, in, s.projections}, stream));
+  KDA_RETURN_IF_ERROR(f_b_->run({&w.f_b(), s.f_a, {&s.f, 1}, s.projections}, stream));
+  if (!g_b_) return {};
+  return g_b_->run({w.g_b(), s.g_a, {&s.z, 1}, s.projections}, stream);
 }
 
 // Steps 2 to 4 on the chunk rows. Rows of no sequence keep o = 0, and with it y.
@@ -315,7 +336,7 @@ Status LayerPlan::run_chunk(const Weights& w, const kda_layer_args& a, const Scr
   kda_conv_args conv{};
   conv.struct_size = sizeof conv;
   conv.x[0] = s.qkv;
-  conv.weight[0] = parameter(w, "conv");
+  conv.weight[0] = w.parameters().conv;
   conv.sequences = g.sequences;
   conv.state[0] = a.conv_state;
   conv.slots = g.slots;
@@ -326,7 +347,7 @@ Status LayerPlan::run_chunk(const Weights& w, const kda_layer_args& a, const Scr
   conv.out[0] = s.post;
   KDA_RETURN_IF_ERROR(run_plan<Conv>(conv_.get(), &conv, s.operators, stream));
 
-  fill_zero(*context, s.o);
+  KDA_RETURN_IF_ERROR(fill_zero(*context, s.o, stream));
   kda_prefill_args prefill{};
   prefill.struct_size = sizeof prefill;
   prefill.q = heads(columns(s.post, 0, keys(l)), l.num_heads, l.key_dim);
@@ -334,8 +355,8 @@ Status LayerPlan::run_chunk(const Weights& w, const kda_layer_args& a, const Scr
   prefill.v = heads(columns(s.post, 2 * keys(l), values(l)), l.num_value_heads, l.value_dim);
   prefill.gate = heads(s.f, l.num_value_heads, l.key_dim);
   prefill.beta = s.b;
-  prefill.A_log = parameter(w, "A_log");
-  prefill.dt_bias = parameter(w, "dt_bias");
+  prefill.A_log = w.parameters().A_log;
+  prefill.dt_bias = w.parameters().dt_bias;
   prefill.sequences = g.sequences;
   prefill.state = a.state;
   prefill.slots = g.slots;
@@ -350,7 +371,7 @@ Status LayerPlan::run_chunk(const Weights& w, const kda_layer_args& a, const Scr
   norm.struct_size = sizeof norm;
   norm.o = prefill.out;
   norm.z = heads(s.z, l.num_value_heads, l.value_dim);
-  norm.weight = parameter(w, "norm");
+  norm.weight = w.parameters().norm;
   norm.out = heads(s.y, l.num_value_heads, l.value_dim);
   return run_plan<GatedNorm>(norm_.get(), &norm, s.operators, stream);
 }
@@ -365,8 +386,8 @@ Status LayerPlan::run_recurrent(const Weights& w, const kda_layer_args& a, const
   d.struct_size = sizeof d;
   d.gate = heads(s.f, l.num_value_heads, l.key_dim);
   d.beta = s.b;
-  d.A_log = parameter(w, "A_log");
-  d.dt_bias = parameter(w, "dt_bias");
+  d.A_log = w.parameters().A_log;
+  d.dt_bias = w.parameters().dt_bias;
   d.sequences = g.sequences;
   d.state = a.state;
   d.slots = g.slots;
@@ -376,17 +397,17 @@ Status LayerPlan::run_recurrent(const Weights& w, const kda_layer_args& a, const
   d.records = a.records;
   d.out = heads(s.y, l.num_value_heads, l.value_dim);
   step.x[0] = s.qkv;
-  step.conv_weight[0] = parameter(w, "conv");
+  step.conv_weight[0] = w.parameters().conv;
   step.conv_state[0] = a.conv_state;
   step.z = heads(s.z, l.num_value_heads, l.value_dim);
-  step.norm_weight = parameter(w, "norm");
+  step.norm_weight = w.parameters().norm;
   return run_plan<DecodeStep>(step_.get(), &step, s.operators, stream);
 }
 
 // Step 5.
 Status LayerPlan::project_out(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
   context->announce("projection");
-  return projection_->run(*context, {&w.o(), s.y, {&a.out, 1}, s.projections}, stream);
+  return o_proj_->run({&w.o(), s.y, {&a.out, 1}, s.projections}, stream);
 }
 
 Status LayerPlan::run(const kda_layer_args* raw, const kda_workspace& workspace, void* stream) const {
@@ -399,16 +420,15 @@ Status LayerPlan::run(const kda_layer_args* raw, const kda_workspace& workspace,
   KDA_RETURN_IF_ERROR(check_workspace(*this, workspace));
   KDA_RETURN_IF_ERROR(check_aliases(a, workspace));
   if (!given(a.chunk) && !given(a.recurrent)) {  // a dry run (spec L-12)
-    fill_zero(*context, a.out);
-    if (present(a.normed)) fill_zero(*context, flat(a.normed));
-    return {};
+    KDA_RETURN_IF_ERROR(fill_zero(*context, a.out, stream));
+    return present(a.normed) ? fill_zero(*context, flat(a.normed), stream) : Status();
   }
   const Scratch s = scratch(a, workspace);
   KDA_RETURN_IF_ERROR(project_in(w, a, s, stream));
   if (given(a.chunk)) {
     KDA_RETURN_IF_ERROR(run_chunk(w, a, s, stream));
   } else {
-    fill_zero(*context, s.y);
+    KDA_RETURN_IF_ERROR(fill_zero(*context, s.y, stream));
   }
   if (given(a.recurrent)) KDA_RETURN_IF_ERROR(run_recurrent(w, a, s, stream));
   return project_out(w, a, s, stream);

@@ -19,6 +19,7 @@ class LayerPlan final : public kda_plan {
  private:
   LayerPlan() = default;
   Status make_parts();
+  Status make_projections();
   void book_sections();
   Status check(const kda_layer_args& args, const Weights& weights) const;
   Status check_aliases(const kda_layer_args& args, const kda_workspace& workspace) const;
@@ -33,11 +34,12 @@ class LayerPlan final : public kda_plan {
 
   kda_layer_desc desc_{};
   const ProjectionBackend* projection_ = nullptr;
+  std::unique_ptr<PreparedProjection> in_, f_b_, g_b_, o_proj_;  // g_b_: low-rank output gate
   std::unique_ptr<Plan<Conv>> conv_;
   std::unique_ptr<Plan<Prefill>> prefill_;
   std::unique_ptr<Plan<GatedNorm>> norm_;
   std::unique_ptr<Plan<DecodeStep>> step_;
-  WorkspaceBook::Id qkv_{}, b_{}, f_a_{}, f_{}, g_a_{}, z_{}, post_{}, o_{}, y_{}, projections_{}, operators_{};
+  WorkspaceBook::Id rows_{}, f_{}, z_{}, post_{}, o_{}, y_{}, projections_{}, operators_{};
 };
 
 // As kda_mask_sequences.

@@ -33,6 +33,16 @@ Status check_size(const char* name, int64_t value) {
 
 }  // namespace
 
+InRow in_row(const kda_layer_spec& s) {
+  constexpr int64_t kColumns = 16;
+  InRow row;
+  row.gate = round_up(channels(s), kColumns);
+  row.f_a = round_up(row.gate + (s.output_gate_rank > 0 ? s.output_gate_rank : values(s)), kColumns);
+  row.b = round_up(row.f_a + s.gate_rank, kColumns);
+  row.width = round_up(row.b + s.num_value_heads, kColumns);
+  return row;
+}
+
 Status normalize(kda_layer_spec& s) {
   if (s.num_value_heads == 0) s.num_value_heads = s.num_heads;
   if (s.norm_eps == 0) s.norm_eps = 1e-5;

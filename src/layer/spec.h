@@ -14,6 +14,14 @@ inline int64_t keys(const kda_layer_spec& s) { return s.num_heads * s.key_dim; }
 inline int64_t gates(const kda_layer_spec& s) { return s.num_value_heads * s.key_dim; }     // HV·K
 inline int64_t values(const kda_layer_spec& s) { return s.num_value_heads * s.value_dim; }  // HV·V
 
+// The rows that the projections of x are written to, all by one product: q|k|v, then the output gate's g_a or g, f_a
+// and b, each from a multiple of 16 elements on so that vectors can read it.
+struct InRow {
+  int64_t gate = 0, f_a = 0, b = 0;  // first columns
+  int64_t width = 0;
+};
+InRow in_row(const kda_layer_spec& s);
+
 // Fills in defaults and checks every field by name.
 Status normalize(kda_layer_spec& spec);
 

@@ -1,5 +1,6 @@
 #include "layer/weights.h"
 
+#include "base/checked.h"
 #include "base/tensor.h"
 
 namespace kda::layer {
@@ -76,43 +77,79 @@ Result<std::unique_ptr<Weights>> Weights::create(const Context& context, const k
   w->io_ = options.io;
   w->backend_ = choice.value().backend;
   const LayerTensors mine = cut(tensors, w->spec_, options.rank);
-  w->A_log_ = widened(mine.A_log);
-  w->dt_bias_ = widened(mine.dt_bias);
-  w->norm_ = widened(mine.norm);
-  w->conv_ = taps(mine, w->spec_);
+  KDA_RETURN_IF_ERROR(w->upload(mine).with_context(origin));
   KDA_RETURN_IF_ERROR(w->pack(mine, widened(mine.g_bias)).with_context(origin));
   return w;
 }
 
 Status Weights::pack(const LayerTensors& t, const std::vector<float>& g_bias) {
   const bool low = spec_.output_gate == KDA_OUTPUT_GATE_LOW_RANK;
-  const auto make = [&](std::initializer_list<ProjectionPart> parts, std::unique_ptr<PackedMatrix>& to) -> Status {
-    auto packed = backend_->pack(*context_, io_, {parts.begin(), parts.size()});
+  const auto make = [&](std::initializer_list<ProjectionPart> parts, int64_t width,
+                        std::unique_ptr<PackedMatrix>& to) -> Status {
+    auto packed = backend_->pack(*context_, io_, {parts.begin(), parts.size()}, width);
     if (!packed.ok()) return packed.status();
     to = std::move(packed.value());
     return {};
   };
-  KDA_RETURN_IF_ERROR(make({{t.q}, {t.k}, {t.v}, {t.b}, {t.f_a}, {low ? t.g_a : t.g}}, in_));
-  KDA_RETURN_IF_ERROR(make({{t.f_b}}, f_b_));
-  if (low) KDA_RETURN_IF_ERROR(make({{t.g_b, g_bias.empty() ? nullptr : g_bias.data()}}, g_b_));
-  return make({{t.o}}, o_);
+  const InRow row = in_row(spec_);
+  KDA_RETURN_IF_ERROR(make({{t.q, nullptr, 0},
+                            {t.k, nullptr, keys(spec_)},
+                            {t.v, nullptr, 2 * keys(spec_)},
+                            {low ? t.g_a : t.g, nullptr, row.gate},
+                            {t.f_a, nullptr, row.f_a},
+                            {t.b, nullptr, row.b}},
+                           row.width, in_));
+  KDA_RETURN_IF_ERROR(make({{t.f_b}}, gates(spec_), f_b_));
+  if (low) KDA_RETURN_IF_ERROR(make({{t.g_b, g_bias.empty() ? nullptr : g_bias.data()}}, values(spec_), g_b_));
+  return make({{t.o}}, spec_.hidden, o_);
+}
+
+// The small parameters, widened, each from a multiple of 256 bytes on.
+Status Weights::upload(const LayerTensors& t) {
+  struct Part {
+    std::vector<float> values;
+    kda_tensor& view;
+    std::initializer_list<int64_t> shape;
+  };
+  const Part parts[] = {
+      {widened(t.A_log), parameters_.A_log, {spec_.num_value_heads}},
+      {widened(t.dt_bias), parameters_.dt_bias, {spec_.num_value_heads, spec_.key_dim}},
+      {taps(t, spec_), parameters_.conv, {channels(spec_), spec_.conv_width}},
+      {widened(t.norm), parameters_.norm, {spec_.value_dim}},
+  };
+  constexpr size_t kFloats = 64;
+  std::vector<float> all;
+  for (const Part& part : parts) {
+    all.insert(all.end(), part.values.begin(), part.values.end());
+    all.resize(round_up(all.size(), kFloats));
+  }
+  auto block = DeviceBlock::allocate(*context_, static_cast<int64_t>(all.size() * sizeof(float)));
+  if (!block.ok()) return block.status();
+  small_ = std::move(block.value());
+  const CreationStream stream(*context_);
+  KDA_RETURN_IF_ERROR(stream.status());
+  KDA_RETURN_IF_ERROR(
+      context_->runtime->copy(small_.data(), all.data(), static_cast<size_t>(small_.bytes()), stream.get()));
+  KDA_RETURN_IF_ERROR(stream.synchronize());
+  auto* at = reinterpret_cast<float*>(small_.data());
+  for (const Part& part : parts) {
+    part.view = make_tensor(at, KDA_FP32, part.shape, context_->device);
+    at += round_up(part.values.size(), kFloats);
+  }
+  return {};
 }
 
 int64_t Weights::bytes() const {
-  int64_t total = 0;
+  int64_t total = small_.bytes();
   for (const auto* m : {&in_, &f_b_, &g_b_, &o_}) total += *m ? (*m)->bytes() : 0;
-  for (const auto* v : {&A_log_, &dt_bias_, &conv_, &norm_}) total += static_cast<int64_t>(v->size() * sizeof(float));
   return total;
 }
 
 Result<kda_tensor> Weights::parameter(const std::string& name) const {
-  const auto view = [](const std::vector<float>& v, std::initializer_list<int64_t> shape) {
-    return make_tensor(const_cast<float*>(v.data()), KDA_FP32, shape);
-  };
-  if (name == "A_log") return view(A_log_, {spec_.num_value_heads});
-  if (name == "dt_bias") return view(dt_bias_, {spec_.num_value_heads, spec_.key_dim});
-  if (name == "conv") return view(conv_, {channels(spec_), spec_.conv_width});
-  if (name == "norm") return view(norm_, {spec_.value_dim});
+  if (name == "A_log") return parameters_.A_log;
+  if (name == "dt_bias") return parameters_.dt_bias;
+  if (name == "conv") return parameters_.conv;
+  if (name == "norm") return parameters_.norm;
   return not_found("parameter: wanted A_log, dt_bias, conv or norm, got \"", name, "\"");
 }
 

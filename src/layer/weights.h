@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device_block.h"
 #include "core/projection.h"
 #include "layer/tensors.h"
 
@@ -28,10 +29,18 @@ class Weights {
   kda_dtype io() const { return io_; }
   const ProjectionBackend& backend() const { return *backend_; }
   int64_t bytes() const;
-  // A_log, dt_bias, conv, norm.
+  // fp32, on the context's device.
+  struct Parameters {
+    kda_tensor A_log{};    // [HV]
+    kda_tensor dt_bias{};  // [HV, K]
+    kda_tensor conv{};     // [2*H*K + HV*V, W]
+    kda_tensor norm{};     // [V]
+  };
+  const Parameters& parameters() const { return parameters_; }
+  // One of them by its name.
   Result<kda_tensor> parameter(const std::string& name) const;
 
-  // x -> q, k, v, b, f_a and g_a or g, behind one another.
+  // x -> q, k, v, g_a or g, f_a and b, where in_row() says.
   const PackedMatrix& in() const { return *in_; }
   const PackedMatrix& f_b() const { return *f_b_; }
   const PackedMatrix* g_b() const { return g_b_.get(); }  // null with the full-rank output gate
@@ -40,13 +49,15 @@ class Weights {
  private:
   Weights() = default;
   Status pack(const LayerTensors& share, const std::vector<float>& g_bias);
+  Status upload(const LayerTensors& share);
 
   const Context* context_ = nullptr;
   kda_layer_spec spec_{};
   kda_dtype io_ = KDA_BF16;
   const ProjectionBackend* backend_ = nullptr;
   std::unique_ptr<PackedMatrix> in_, f_b_, g_b_, o_;
-  std::vector<float> A_log_, dt_bias_, conv_, norm_;
+  DeviceBlock small_;  // the parameters, behind one another
+  Parameters parameters_;
 };
 
 }  // namespace kda::layer

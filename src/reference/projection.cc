@@ -53,8 +53,8 @@ class Fp64Projection final : public ProjectionBackend {
   kda_device_type device() const override { return KDA_CPU; }
   void check(kda_dtype, const Context&, Refusals&) const override {}
 
-  Result<std::unique_ptr<PackedMatrix>> pack(const Context&, kda_dtype,
-                                             std::span<const ProjectionPart> parts) const override {
+  Result<std::unique_ptr<PackedMatrix>> pack(const Context&, kda_dtype, std::span<const ProjectionPart> parts,
+                                             int64_t) const override {
     auto m = std::make_unique<DenseMatrix>();
     m->cols = parts.front().weight.cols;
     for (const ProjectionPart& from : parts) {
@@ -72,11 +72,15 @@ class Fp64Projection final : public ProjectionBackend {
     return std::unique_ptr<PackedMatrix>(std::move(m));
   }
 
-  int64_t workspace_bytes(const Context& context, kda_dtype, int64_t tokens, int64_t cols) const override {
+  Result<std::unique_ptr<PreparedProjection>> prepare(const Context& context, const ProjectionShape& shape,
+                                                      const ProjectionOptions& options) const override {
+    return plain_projection(*this, context, shape, options);
+  }
+  int64_t workspace_bytes(const Context& context, kda_dtype, int64_t tokens, int64_t cols) const {
     return 8 * (tokens * width(cols) + context.parallel.num_threads * kColumns * (width(cols) + kBlockRows));
   }
 
-  Status run(const Context& context, const ProjectionCall& call, void*) const override {
+  Status run(const Context& context, const ProjectionCall& call) const {
     const auto& m = static_cast<const DenseMatrix&>(*call.weights);
     const int64_t tokens = call.x.shape[0], n = width(m.cols);
     auto* x = static_cast<double*>(call.workspace);

@@ -1,5 +1,5 @@
-// The conformance suite over the CUDA candidates of the decode family, whose kernels run on the host: what they compute
-// is checked where there is no device. Not their races, and not their speed.
+// The conformance suite over the CUDA candidates of the decode family, whose kernels run on the host: what they
+// compute is checked where there is no device. Not their races, and not their speed.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -9,11 +9,14 @@
 #include "conformance/device.h"
 #include "core/backend.h"
 #include "core/device_runtime.h"
+#include "core/projection.h"
 #include "cuda/host/candidates.h"
 #include "cuda/host/device.h"
 #include "cuda/host/launch.h"
 
 namespace kda::cuda {
+
+const ProjectionBackend* projection();  // of cuda/host/backend.h, which names the whole backend
 
 // Dynamic shared memory, as the kernels name it.
 thread_local __align__(1024) unsigned char s_dynamic[emulation::kSharedBytes];
@@ -30,7 +33,9 @@ class Memory final : public kda::conformance::DeviceMemory {
  public:
   void* allocate(size_t bytes) override { return std::aligned_alloc(256, (bytes + 255) / 256 * 256); }
   void release(void* p) override { std::free(p); }
-  bool to_device(void* to, const void* from, size_t bytes) override { return std::memcpy(to, from, bytes) != nullptr; }
+  bool to_device(void* to, const void* from, size_t bytes) override {
+    return std::memcpy(to, from, bytes) != nullptr;
+  }
   bool to_host(void* to, const void* from, size_t bytes) override { return std::memcpy(to, from, bytes) != nullptr; }
   std::string synchronize() override { return ""; }
 };
@@ -54,6 +59,8 @@ int main(int argc, char** argv) {
   backends.add(kda::cuda::portable_gated_norm());
   backends.add(kda::cuda::portable_segment_summary());
   backends.add(kda::cuda::portable_segment_merge());
+  ::setenv("KDA_CUBLASLT_DIR", KDA_FAKE_CUBLASLT_DIR, 1);
+  backends.projections.push_back(kda::cuda::projection());
   kda_context context;
   context.device = {KDA_CUDA, 0};
   context.isa = "sm_90";

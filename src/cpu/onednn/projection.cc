@@ -356,7 +356,7 @@ class OneDnnProjection final : public ProjectionBackend {
   }
 
   Result<std::unique_ptr<PackedMatrix>> pack(const Context& context, kda_dtype io,
-                                             std::span<const ProjectionPart> parts) const override {
+                                             std::span<const ProjectionPart> parts, int64_t) const override {
     auto m = std::make_unique<BlockMatrix>();
     m->cols = parts.front().weight.cols;
     const bool narrow =
@@ -384,11 +384,15 @@ class OneDnnProjection final : public ProjectionBackend {
     return std::unique_ptr<PackedMatrix>(std::move(m));
   }
 
-  int64_t workspace_bytes(const Context& context, kda_dtype, int64_t, int64_t cols) const override {
+  Result<std::unique_ptr<PreparedProjection>> prepare(const Context& context, const ProjectionShape& shape,
+                                                      const ProjectionOptions& options) const override {
+    return plain_projection(*this, context, shape, options);
+  }
+  int64_t workspace_bytes(const Context& context, kda_dtype, int64_t, int64_t cols) const {
     return context.parallel.num_threads * Layout(cols, scratch_bound(cols)).total;
   }
 
-  Status run(const Context& context, const ProjectionCall& call, void*) const override {
+  Status run(const Context& context, const ProjectionCall& call) const {
     const auto& m = static_cast<const BlockMatrix&>(*call.weights);
     const int64_t tokens = call.x.shape[0], ranges = ceil_div(tokens, kTaskRows);
     const int64_t group = std::clamp<int64_t>(kGroupBytes / std::max<int64_t>(1, m.block_bytes), 1, 8);

@@ -26,6 +26,7 @@ inline Status not_built() {
       "has no CUDA backend)");
 }
 inline const DeviceRuntime& device_runtime(int32_t) { return host_runtime(); }  // never reached: no device opens
+inline const ProjectionBackend* projection() { return nullptr; }
 inline const CopyBackend* copy_backend() { return nullptr; }
 inline const MetadataDevice* metadata_device() { return nullptr; }
 inline Result<int32_t> device_count() { return not_built(); }

@@ -4,6 +4,7 @@
 
 #include "core/backend.h"
 #include "core/metadata_registry.h"
+#include "core/projection.h"
 #include "core/state_copy_backend.h"
 #include "cuda/host/device.h"
 #include "cuda/host/runtime.h"
@@ -12,6 +13,9 @@ namespace kda::cuda {
 
 // Every operator's CUDA candidates in the order of R-8: `fused` before `portable`.
 void add_candidates(Backends& list);
+
+// The layer's dense projections; null in a build without the backend.
+const ProjectionBackend* projection();
 
 // State copies and step metadata; null in a build without the backend.
 const CopyBackend* copy_backend();

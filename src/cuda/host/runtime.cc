@@ -78,6 +78,15 @@ class Runtime final : public DeviceRuntime {
                      "memory: copy of rows");
   }
 
+  Status zero_rows(void* to, int64_t width, int64_t rows, int64_t pitch, void* stream) const override {
+    const auto bytes = static_cast<size_t>(width);
+    const cudaError_t error = pitch == width || rows == 1
+                                  ? cudaMemsetAsync(to, 0, bytes * static_cast<size_t>(rows), stream_of(stream))
+                                  : cudaMemset2DAsync(to, static_cast<size_t>(pitch), 0, bytes,
+                                                      static_cast<size_t>(rows), stream_of(stream));
+    return to_status(error, "memory: zeros");
+  }
+
   Status read(void* host, const void* device, size_t bytes, void* stream) const override {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     KDA_RETURN_IF_CUDA_ERROR(cudaStreamIsCapturing(stream_of(stream), &capture));

@@ -116,43 +116,10 @@ inline Tensor stacked(const std::vector<const Tensor*>& parts, int64_t zero_rows
 }
 
 // `rows` of one fresh sequence through a layer as one prefill; fp32 unless said. The outputs' values.
-struct LayerRun {
-  std::string error;
-  Tensor out, state, normed;
-};
+using conformance::LayerRun;
 inline LayerRun run_once(const kda_layer_weights* w, const char* projection, kda_dtype io, int64_t rows,
                          kda_context* context = conformance::cpu_context()) {
-  LayerRun r;
-  kda_layer_spec s{};
-  EXPECT_EQ(kda_layer_weights_spec(w, &s), KDA_OK);
-  kda_layer_desc d = conformance::layer_desc(s, nullptr, io);
-  d.projection = projection;
-  d.max_tokens = rows;
-  d.max_sequences = 1;
-  const conformance::Plan plan(kda_layer_plan_create, context, d);
-  if (!plan.ok()) {
-    r.error = plan.message();
-    return r;
-  }
-  std::vector<double> x;
-  for (int64_t i = 0; i < rows * s.hidden; ++i) x.push_back(1.5 * std::sin(0.37 * static_cast<double>(i * i % 1009)));
-  const Tensor hidden = Tensor::of(io, {rows, s.hidden}, x), cu = Tensor::ints({0, rows}), slots = Tensor::ints({0});
-  r.out = Tensor(io, {rows, s.hidden});
-  r.normed = Tensor(io, {rows, s.num_value_heads, s.value_dim});
-  r.state = Tensor::full(KDA_FP32, {1, s.num_value_heads, s.value_dim, s.key_dim}, 0);
-  Tensor window =
-      Tensor::full(io, {1, s.conv_width - 1, 2 * s.num_heads * s.key_dim + s.num_value_heads * s.value_dim}, 0);
-  auto a = conformance::sized<kda_layer_args>();
-  a.weights = w;
-  a.hidden = hidden;
-  a.chunk.sequences.cu_seqlens = cu;
-  a.chunk.slots = slots;
-  a.state = r.state;
-  a.conv_state = window;
-  a.normed = r.normed;
-  a.out = r.out;
-  if (conformance::run_layer(context, plan, a, r.error) == KDA_OK) r.error.clear();
-  return r;
+  return conformance::prefill_layer(w, context, nullptr, projection, io, rows);
 }
 
 }  // namespace kda::test
