@@ -33,7 +33,7 @@ KDA_API const char* kda_cpu_isas(void);
 
 /* ---- Logging ------------------------------------------------------------------------------------ */
 
-typedef KDA_ENUM(kda_log_level) { KDA_LOG_INFO = 1, KDA_LOG_WARNING = 2 } kda_log_level;
+typedef KDA_ENUM(kda_log_level){KDA_LOG_INFO = 1, KDA_LOG_WARNING = 2} kda_log_level;
 typedef void (*kda_log_fn)(void* user, kda_log_level level, const char* message);
 
 /* Installs the process's log callback; NULL restores the default, which writes warnings to standard error,
@@ -54,7 +54,8 @@ typedef struct kda_device_info {
   uint8_t uuid[16];
 } kda_device_info;
 
-/* Devices of a type. UNSUPPORTED, with the loader's or the driver's message, if this build or this machine has none. */
+/* Devices of a type. UNSUPPORTED, with the loader's or the driver's message, if this build or this machine has none.
+ */
 KDA_API kda_status kda_device_count(kda_device_type type, int32_t* count);
 /* Facts of one device. INVALID_ARGUMENT if there is no such device, UNSUPPORTED as above. Any thread. */
 KDA_API kda_status kda_device_get_info(kda_device device, kda_device_info* info);
@@ -101,19 +102,11 @@ KDA_API kda_status kda_context_set_launch_observer(kda_context* context, kda_lau
 
 /* ---- Plans -------------------------------------------------------------------------------------- */
 
-typedef KDA_ENUM(kda_operator) {
-  KDA_OP_PREFILL = 1,
-  KDA_OP_DECODE = 2, /* decode, verify and verify_record */
-  KDA_OP_COMMIT = 3,
-  KDA_OP_DECODE_STEP = 4,
-  KDA_OP_CONV = 5,
-  KDA_OP_GATED_NORM = 6,
-  KDA_OP_STATE_COPY = 7,
-  KDA_OP_METADATA = 8,
-  KDA_OP_SEGMENT_SUMMARY = 9,
-  KDA_OP_SEGMENT_MERGE = 10,
-  KDA_OP_LAYER = 11
-} kda_operator;
+typedef KDA_ENUM(kda_operator){KDA_OP_PREFILL = 1,         KDA_OP_DECODE = 2, /* decode, verify and verify_record */
+                               KDA_OP_COMMIT = 3,          KDA_OP_DECODE_STEP = 4,    KDA_OP_CONV = 5,
+                               KDA_OP_GATED_NORM = 6,      KDA_OP_STATE_COPY = 7,     KDA_OP_METADATA = 8,
+                               KDA_OP_SEGMENT_SUMMARY = 9, KDA_OP_SEGMENT_MERGE = 10, KDA_OP_LAYER = 11,
+                               KDA_OP_RESIDUAL_NORM = 12} kda_operator;
 /* "prefill" etc.; static storage; "unknown" for any other number. */
 KDA_API const char* kda_operator_name(kda_operator op);
 

@@ -9,6 +9,7 @@
 #include <kda/layer.h>
 #include <kda/metadata.h>
 #include <kda/prefill.h>
+#include <kda/residual_norm.h>
 #include <kda/state_copy.h>
 #include <kda/state_pool.h>
 #include <kda/tensor_file.h>

@@ -202,6 +202,7 @@ class Plan {
   Plan(const Context& c, const kda_decode_step_desc& d) { create(kda_decode_step_plan_create, c, d); }
   Plan(const Context& c, const kda_conv_desc& d) { create(kda_conv_plan_create, c, d); }
   Plan(const Context& c, const kda_gated_norm_desc& d) { create(kda_gated_norm_plan_create, c, d); }
+  Plan(const Context& c, const kda_residual_norm_desc& d) { create(kda_residual_norm_plan_create, c, d); }
   Plan(const Context& c, const kda_segment_merge_desc& d) { create(kda_segment_merge_plan_create, c, d); }
   Plan(const Context& c, const kda_metadata_desc& d) { create(kda_metadata_plan_create, c, d); }
   Plan(const Context& c, const kda_layer_desc& d) { create(kda_layer_plan_create, c, d); }
@@ -222,6 +223,9 @@ class Plan {
   void run(const kda_conv_args& a, kda_workspace w, void* s = nullptr) const { check(kda_conv_run(get(), &a, w, s)); }
   void run(const kda_gated_norm_args& a, kda_workspace w, void* s = nullptr) const {
     check(kda_gated_norm_run(get(), &a, w, s));
+  }
+  void run(const kda_residual_norm_args& a, kda_workspace w, void* s = nullptr) const {
+    check(kda_residual_norm_run(get(), &a, w, s));
   }
   void run(const kda_segment_summary_args& a, kda_workspace w, void* s = nullptr) const {
     check(kda_segment_summary_run(get(), &a, w, s));

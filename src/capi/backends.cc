@@ -36,12 +36,14 @@ Backends make() {
   list.add(cpu::portable_decode_step());
   list.add(cpu::portable_conv());
   list.add(cpu::portable_gated_norm());
+  list.add(cpu::portable_residual_norm());
   list.add(reference::prefill());
   list.add(reference::decode());
   list.add(reference::commit());
   list.add(reference::decode_step());
   list.add(reference::conv());
   list.add(reference::gated_norm());
+  list.add(reference::residual_norm());
   list.add(reference::segment_summary());
   list.add(reference::segment_merge());
   return list;

@@ -55,6 +55,7 @@ KDA_DEFINE_ENTRY_POINTS(commit, Commit)
 KDA_DEFINE_ENTRY_POINTS(decode_step, DecodeStep)
 KDA_DEFINE_ENTRY_POINTS(conv, Conv)
 KDA_DEFINE_ENTRY_POINTS(gated_norm, GatedNorm)
+KDA_DEFINE_ENTRY_POINTS(residual_norm, ResidualNorm)
 
 kda_status kda_segment_stages_size(const kda_plan* plan, int64_t sequences, int64_t tokens, size_t* bytes) {
   return guard([&]() -> Status {

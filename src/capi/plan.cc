@@ -82,6 +82,7 @@ kda_status kda_explain(const kda_context* context, kda_operator op, const void* 
       case KDA_OP_DECODE_STEP: return explain<kda::DecodeStep>(*context, desc, fn, user);
       case KDA_OP_CONV: return explain<kda::Conv>(*context, desc, fn, user);
       case KDA_OP_GATED_NORM: return explain<kda::GatedNorm>(*context, desc, fn, user);
+      case KDA_OP_RESIDUAL_NORM: return explain<kda::ResidualNorm>(*context, desc, fn, user);
       case KDA_OP_SEGMENT_SUMMARY: return explain<kda::SegmentSummary>(*context, desc, fn, user);
       case KDA_OP_SEGMENT_MERGE: return explain<kda::SegmentMerge>(*context, desc, fn, user);
       case KDA_OP_STATE_COPY:

@@ -81,6 +81,9 @@ Plan make_plan(const kda_decode_step_desc& desc, kda_context* c) {
   return make(kda_decode_step_plan_create, c, desc);
 }
 Plan make_plan(const kda_conv_desc& desc, kda_context* c) { return make(kda_conv_plan_create, c, desc); }
+Plan make_plan(const kda_residual_norm_desc& desc, kda_context* c) {
+  return make(kda_residual_norm_plan_create, c, desc);
+}
 Plan make_plan(const kda_gated_norm_desc& desc, kda_context* c) { return make(kda_gated_norm_plan_create, c, desc); }
 Plan make_plan(const kda_segment_merge_desc& desc, kda_context* c) {
   return make(kda_segment_merge_plan_create, c, desc);

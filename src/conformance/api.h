@@ -82,6 +82,7 @@ class Plan {
   kda_status run(const kda_decode_step_args& args) { return run_with(kda_decode_step_run, args); }
   kda_status run(const kda_conv_args& args) { return run_with(kda_conv_run, args); }
   kda_status run(const kda_gated_norm_args& args) { return run_with(kda_gated_norm_run, args); }
+  kda_status run(const kda_residual_norm_args& args) { return run_with(kda_residual_norm_run, args); }
   kda_status run(const kda_segment_summary_args& args) { return run_with(kda_segment_summary_run, args); }
   kda_status run(const kda_segment_merge_args& args) { return run_with(kda_segment_merge_run, args); }
 
@@ -117,6 +118,7 @@ Plan make_plan(const kda_commit_desc& desc, kda_context* context = nullptr);
 Plan make_plan(const kda_decode_step_desc& desc, kda_context* context = nullptr);
 Plan make_plan(const kda_conv_desc& desc, kda_context* context = nullptr);
 Plan make_plan(const kda_gated_norm_desc& desc, kda_context* context = nullptr);
+Plan make_plan(const kda_residual_norm_desc& desc, kda_context* context = nullptr);
 Plan make_plan(const kda_segment_merge_desc& desc, kda_context* context = nullptr);
 Plan make_summary_plan(const kda_prefill_desc& desc, kda_context* context = nullptr);
 

@@ -66,7 +66,7 @@ std::vector<Case> all_cases() {
   std::vector<Case> all;
   for (const auto& make : {distribution_cases, prefill_cases, decode_cases, commit_cases, decode_step_cases,
                            conv_cases, gated_norm_cases, state_copy_cases, metadata_cases, segment_summary_cases,
-                           segment_merge_cases, layer_cases}) {
+                           segment_merge_cases, residual_norm_cases, layer_cases}) {
     for (Case& c : make()) all.push_back(std::move(c));
   }
   return all;

@@ -102,6 +102,7 @@ std::vector<Case> commit_cases();
 std::vector<Case> decode_step_cases();
 std::vector<Case> conv_cases();
 std::vector<Case> gated_norm_cases();
+std::vector<Case> residual_norm_cases();
 std::vector<Case> state_copy_cases();
 std::vector<Case> metadata_cases();
 std::vector<Case> segment_summary_cases();

@@ -81,6 +81,7 @@ std::vector<kda_tensor*> tensors_of(kda_conv_args& a) {
   return list;
 }
 std::vector<kda_tensor*> tensors_of(kda_gated_norm_args& a) { return {&a.o, &a.z, &a.weight, &a.out}; }
+std::vector<kda_tensor*> tensors_of(kda_residual_norm_args& a) { return {&a.residual, &a.add, &a.weight, &a.out}; }
 std::vector<kda_tensor*> tensors_of(kda_segment_summary_args& a) {
   return with_sequences(a.sequences, {&a.q, &a.k, &a.v, &a.gate, &a.beta, &a.A_log, &a.dt_bias, &a.summary});
 }

@@ -48,6 +48,7 @@ std::vector<kda_tensor*> tensors_of(kda_commit_args& a);
 std::vector<kda_tensor*> tensors_of(kda_decode_step_args& a);
 std::vector<kda_tensor*> tensors_of(kda_conv_args& a);
 std::vector<kda_tensor*> tensors_of(kda_gated_norm_args& a);
+std::vector<kda_tensor*> tensors_of(kda_residual_norm_args& a);
 std::vector<kda_tensor*> tensors_of(kda_segment_summary_args& a);
 std::vector<kda_tensor*> tensors_of(kda_segment_merge_args& a);
 std::vector<kda_tensor*> tensors_of(kda_state_copy_args& a);

@@ -70,7 +70,7 @@ struct Backends {
   std::vector<const ProjectionBackend*> projections;  // of the layer, in the order of preference
   std::tuple<CandidateList<Prefill>, CandidateList<Decode>, CandidateList<Commit>, CandidateList<DecodeStep>,
              CandidateList<Conv>, CandidateList<GatedNorm>, CandidateList<SegmentSummary>,
-             CandidateList<SegmentMerge>>
+             CandidateList<SegmentMerge>, CandidateList<ResidualNorm>>
       lists;
 
   template <class Op>

@@ -12,7 +12,8 @@ Status check_enum(const char* name, int value, int low, int high) {
   return invalid_argument(name, ": wanted an enumerator from ", low, " to ", high, ", got ", value);
 }
 
-Status default_dtype(const char* name, kda_dtype& dtype, kda_dtype fallback, std::initializer_list<kda_dtype> allowed) {
+Status default_dtype(const char* name, kda_dtype& dtype, kda_dtype fallback,
+                     std::initializer_list<kda_dtype> allowed) {
   if (dtype == KDA_DTYPE_NONE) dtype = fallback;
   std::string names;
   for (kda_dtype d : allowed) {
@@ -81,7 +82,8 @@ Status normalize_attention(kda_attention_spec& a) {
   const bool plain_beta = a.beta_form == KDA_BETA_PLAIN;
   KDA_RETURN_IF_ERROR(default_dtype("beta_dtype", a.beta_dtype, plain_beta ? KDA_FP32 : a.io_dtype,
                                     {plain_beta ? KDA_FP32 : a.io_dtype, KDA_FP32}));
-  KDA_RETURN_IF_ERROR(default_dtype("state_dtype", a.state_dtype, KDA_FP32, {KDA_FP32, KDA_BF16, KDA_FP16, KDA_FP64}));
+  KDA_RETURN_IF_ERROR(
+      default_dtype("state_dtype", a.state_dtype, KDA_FP32, {KDA_FP32, KDA_BF16, KDA_FP16, KDA_FP64}));
   KDA_RETURN_IF_ERROR(default_dtype("out_dtype", a.out_dtype, a.io_dtype, {a.io_dtype, KDA_FP64}));
   KDA_RETURN_IF_ERROR(check_lower_bound(a));
   if (!std::isfinite(a.scale)) return invalid_argument("scale: wanted a finite number, got ", a.scale);
@@ -172,7 +174,8 @@ Status Conv::normalize(kda_conv_desc& d) {
   KDA_RETURN_IF_ERROR(default_dtype("out_dtype", d.out_dtype, d.io_dtype, {d.io_dtype, KDA_FP64}));
   KDA_RETURN_IF_ERROR(default_dtype("state_dtype", d.state_dtype, d.io_dtype, {d.io_dtype, KDA_FP32}));
   KDA_RETURN_IF_ERROR(normalize_width(d.verify_width));
-  if (d.mode != KDA_CONV_RECORDS && d.fold) return invalid_argument("fold: wanted 0 outside records mode, got ", d.fold);
+  if (d.mode != KDA_CONV_RECORDS && d.fold)
+    return invalid_argument("fold: wanted 0 outside records mode, got ", d.fold);
   KDA_RETURN_IF_ERROR(check_bound("max_tokens", d.max_tokens));
   KDA_RETURN_IF_ERROR(check_bound("max_sequences", d.max_sequences));
   KDA_RETURN_IF_ERROR(check_bound("max_checkpoints", d.max_checkpoints));
@@ -194,6 +197,16 @@ Status GatedNorm::normalize(kda_gated_norm_desc& d) {
     return invalid_argument("gated_norm: wanted a row below 2^56 elements, got HV ", d.num_value_heads, ", V ",
                             d.value_dim);
   }
+  KDA_RETURN_IF_ERROR(default_dtype("io_dtype", d.io_dtype, KDA_BF16, {KDA_FP32, KDA_BF16, KDA_FP16}));
+  KDA_RETURN_IF_ERROR(default_dtype("out_dtype", d.out_dtype, d.io_dtype, {d.io_dtype, KDA_FP64}));
+  if (!std::isfinite(d.eps) || d.eps < 0) return invalid_argument("eps: wanted a finite number >= 0, got ", d.eps);
+  if (d.eps == 0) d.eps = 1e-5;
+  return check_bound("max_tokens", d.max_tokens);
+}
+
+Status ResidualNorm::normalize(kda_residual_norm_desc& d) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  if (d.hidden < 1 || d.hidden > kMost) return invalid_argument("hidden: wanted 1 <= D < 2^31, got ", d.hidden);
   KDA_RETURN_IF_ERROR(default_dtype("io_dtype", d.io_dtype, KDA_BF16, {KDA_FP32, KDA_BF16, KDA_FP16}));
   KDA_RETURN_IF_ERROR(default_dtype("out_dtype", d.out_dtype, d.io_dtype, {d.io_dtype, KDA_FP64}));
   if (!std::isfinite(d.eps) || d.eps < 0) return invalid_argument("eps: wanted a finite number >= 0, got ", d.eps);

@@ -55,6 +55,9 @@ KDA_DEFINE_OPERATOR(SegmentSummary, KDA_OP_SEGMENT_SUMMARY, kda_prefill_desc, kd
 KDA_DEFINE_OPERATOR(SegmentMerge, KDA_OP_SEGMENT_MERGE, kda_segment_merge_desc, kda_segment_merge_args,
                     "segment_merge", nullptr);
 
+KDA_DEFINE_OPERATOR(ResidualNorm, KDA_OP_RESIDUAL_NORM, kda_residual_norm_desc, kda_residual_norm_args,
+                    "residual_norm", nullptr);
+
 #undef KDA_DEFINE_OPERATOR
 
 }  // namespace kda

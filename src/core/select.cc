@@ -66,6 +66,7 @@ const char* operator_name(kda_operator op) {
     case KDA_OP_SEGMENT_SUMMARY: return "segment_summary";
     case KDA_OP_SEGMENT_MERGE: return "segment_merge";
     case KDA_OP_LAYER: return "layer";
+    case KDA_OP_RESIDUAL_NORM: return "residual_norm";
   }
   return "unknown";
 }

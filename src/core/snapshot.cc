@@ -74,6 +74,7 @@ void describe_library(const Context& context, Snapshot& snapshot) {
   list_candidates<GatedNorm>(backends, names);
   list_candidates<SegmentSummary>(backends, names);
   list_candidates<SegmentMerge>(backends, names);
+  list_candidates<ResidualNorm>(backends, names);
   snapshot["library backends"] = names;
 }
 

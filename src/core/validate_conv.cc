@@ -46,13 +46,15 @@ Status check_conv_rows(const kda_conv_desc& d, const kda_conv_args& args, int64_
     return invalid_argument("state[0]: wanted ", n, " packed windows without slots, got ", args.state[0].shape[0]);
   }
   if (present(args.write_slots)) {
-    if (!present(args.slots)) return invalid_argument("write_slots: wanted none without slots, got ", describe(args.write_slots));
+    if (!present(args.slots))
+      return invalid_argument("write_slots: wanted none without slots, got ", describe(args.write_slots));
     KDA_RETURN_IF_ERROR(check_index("write_slots", args.write_slots, n));
   }
   if (d.initial_state == KDA_INITIAL_FLAGS) {
     KDA_RETURN_IF_ERROR(check_flags("has_initial_state", args.has_initial_state, n));
   } else {
-    KDA_RETURN_IF_ERROR(check_absent("has_initial_state", args.has_initial_state, "the plan's initial_state is not flags"));
+    KDA_RETURN_IF_ERROR(
+        check_absent("has_initial_state", args.has_initial_state, "the plan's initial_state is not flags"));
   }
   if (present(args.accepted)) KDA_RETURN_IF_ERROR(check_tensor("accepted", args.accepted, {KDA_INT32}, {n}));
   if (d.fold) {
@@ -78,7 +80,8 @@ Status check_conv_checkpoints(const kda_conv_desc& d, const kda_conv_args& args,
                             shape_string(args.checkpoint_offsets));
   }
   const int64_t count = args.checkpoint_offsets.shape[1];
-  if (!present(args.slots)) return invalid_argument("checkpoint_slots: wanted a conv pool with slots, got packed windows");
+  if (!present(args.slots))
+    return invalid_argument("checkpoint_slots: wanted a conv pool with slots, got packed windows");
   KDA_RETURN_IF_ERROR(check_index("checkpoint_offsets", args.checkpoint_offsets, n, count));
   return check_tensor("checkpoint_slots", args.checkpoint_slots, {KDA_INT32, KDA_INT64}, {n, count});
 }
@@ -165,6 +168,26 @@ Status GatedNorm::check_values(const kda_gated_norm_desc&, const kda_gated_norm_
 void GatedNorm::visit_tensors(const kda_gated_norm_args& args, const TensorVisitor& visit) {
   visit("o", args.o, false);
   visit("z", args.z, false);
+  visit("weight", args.weight, false);
+  visit("out", args.out, true);
+}
+
+Status ResidualNorm::validate(const kda_residual_norm_desc& d, const kda_residual_norm_args& args) {
+  KDA_RETURN_IF_ERROR(check_tensor("residual", args.residual, {d.io_dtype}, {kAny, d.hidden}, 1));
+  const int64_t T = args.residual.shape[0];
+  if (T > d.max_tokens) {
+    return invalid_argument("residual: wanted at most max_tokens = ", d.max_tokens, " rows, got ", T);
+  }
+  if (present(args.add)) KDA_RETURN_IF_ERROR(check_tensor("add", args.add, {d.io_dtype}, {T, d.hidden}, 1));
+  if (present(args.weight)) KDA_RETURN_IF_ERROR(check_parameter("weight", args.weight, d.hidden));
+  return check_tensor("out", args.out, {d.out_dtype}, {T, d.hidden}, 1);
+}
+
+Status ResidualNorm::check_values(const kda_residual_norm_desc&, const kda_residual_norm_args&) { return {}; }
+
+void ResidualNorm::visit_tensors(const kda_residual_norm_args& args, const TensorVisitor& visit) {
+  visit("residual", args.residual, present(args.add));
+  visit("add", args.add, false);
   visit("weight", args.weight, false);
   visit("out", args.out, true);
 }

@@ -13,5 +13,6 @@ const Candidate<Commit>* portable_commit();
 const Candidate<DecodeStep>* portable_decode_step();
 const Candidate<Conv>* portable_conv();
 const Candidate<GatedNorm>* portable_gated_norm();
+const Candidate<ResidualNorm>* portable_residual_norm();
 
 }  // namespace kda::cpu

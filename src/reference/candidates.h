@@ -11,6 +11,7 @@ const Candidate<Commit>* commit();
 const Candidate<DecodeStep>* decode_step();
 const Candidate<Conv>* conv();
 const Candidate<GatedNorm>* gated_norm();
+const Candidate<ResidualNorm>* residual_norm();
 const Candidate<SegmentSummary>* segment_summary();
 const Candidate<SegmentMerge>* segment_merge();
 

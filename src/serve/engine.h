@@ -57,6 +57,7 @@ class Engine : private Admission, private LayerObserver {
  private:
   bool admit(Request& request) override;
   bool wants(const StepRow& row) const override { return options_.digests || row.request->capture; }
+  bool wants_hidden(const StepRow& row) const override { return options_.hidden && row.request->capture; }
   void device_works() override;
   void layer_done(const Step& step, int32_t layer, const char* rows) override;
   void hidden_done(const Step& step, int32_t layer, const char* in, const char* out) override;

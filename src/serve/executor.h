@@ -16,11 +16,14 @@ class LayerObserver {
   virtual ~LayerObserver() = default;
   // Whether a row's results will be looked at: on a device only those come to the host.
   virtual bool wants(const StepRow& row) const = 0;
+  // Layer mode: whether its rows' inputs and outputs of the layers will be looked at.
+  virtual bool wants_hidden(const StepRow&) const { return false; }
   // A device has all of the step's work and nothing is waited for yet: what the next step needs can be made ready.
   virtual void device_works() {}
   // rows: [step.tokens, HV * V] in the io dtype, dense, in host memory; those that are not wanted are unspecified.
   virtual void layer_done(const Step& step, int32_t layer, const char* rows) = 0;
-  // Layer mode: what went into the layer and what came out, [step.tokens, D] in the io dtype, dense, in host memory.
+  // Layer mode: what went into the layer and what came out, [step.tokens, D] in the io dtype, dense, in host memory;
+  // on a device the rows that are wanted.
   virtual void hidden_done(const Step&, int32_t, const char*, const char*) {}
 };
 

@@ -17,7 +17,8 @@ Result<std::unique_ptr<LayerExecutor>> LayerExecutor::create(const Device& devic
   KDA_SERVE_TRY(e->tables_.create(device, options));
   KDA_SERVE_TRY(e->rows_.create(device, content, options.max_batch_tokens));
   KDA_SERVE_TRY(e->create_buffers(weights, pool));
-  if (!device.is_host()) KDA_SERVE_TRY(e->record_graphs());
+  KDA_SERVE_TRY(
+      e->graphs_.record(device, options, e->tables_, [&](const StepViews& views) { return e->run_recorded(views); }));
   return e;
 }
 
@@ -35,9 +36,7 @@ Status LayerExecutor::create_buffers(const std::vector<LayerWeights>& weights, c
   for (size_t n = 0; n < weights.size(); ++n) {
     KDA_SERVE_TRY(add_layer(weights[n], pool, static_cast<int32_t>(n)));
   }
-  for (auto* v : {&commit_slots_, &commit_accepted_, &commit_seats_}) {
-    v->reserve(static_cast<size_t>(options_.max_requests));
-  }
+  commits_.reserve(options_.max_requests);
   return {};
 }
 
@@ -52,6 +51,8 @@ Status LayerExecutor::add_layer(const LayerWeights& weights, const kda_state_poo
     KDA_SERVE_TRY(device_.allocate(options_.max_batch_tokens * model_.out_size() * io, layer.own_out));
   }
   layer.out = device_.is_host() ? out_.data() : layer.own_out.data();
+  if (options_.records)
+    commit_layers_.push_back({layer.A_log, layer.dt_bias, layer.state, layer.conv, layer.records});
   layers_.push_back(std::move(layer));
   return {};
 }
@@ -91,31 +92,6 @@ Status LayerExecutor::add_records(Layer& layer) {
   layer.records.u = device_.at(layer.u.data(), KDA_FP32, {seats, model_.heads, width, model_.value_dim});
   layer.records.kg = device_.at(layer.kg.data(), model_.io_dtype, {seats, model_.heads, width, 2 * model_.key_dim});
   layer.records.count = device_.at(layer.count.data(), KDA_INT32, {seats});
-  return {};
-}
-
-LayerExecutor::GraphShape LayerExecutor::graph_shape(int64_t rows) const {
-  const int64_t padded = std::min((rows + kGraphRows - 1) / kGraphRows * kGraphRows, options_.max_requests);
-  return {padded, std::min(padded * options_.width(), options_.max_recurrent_tokens())};
-}
-
-// One graph for each number of rows, so that none is recorded while serving.
-Status LayerExecutor::record_graphs() {
-  const Step nothing;
-  for (int64_t rows = 1; rows <= options_.max_requests; rows += kGraphRows) {
-    const GraphShape shape = graph_shape(rows);
-    StepViews views;
-    KDA_SERVE_TRY(tables_.place(nothing, shape.rows, shape.tokens, views));
-    KDA_SERVE_TRY(device_.synchronize());
-    KDA_SERVE_TRY(from_kda(kda_graph_begin(device_.context(), device_.stream())));
-    Status status = rows_.gather(nothing, views);
-    for (size_t n = 0; status.ok() && n < layers_.size(); ++n) status = run_recurrent(views, layers_[n]);
-    kda_graph* graph = nullptr;
-    const Status ended = from_kda(kda_graph_end(device_.context(), device_.stream(), &graph));
-    KDA_SERVE_TRY(status);
-    KDA_SERVE_TRY(ended);
-    graphs_.emplace_back(graph);
-  }
   return {};
 }
 
@@ -159,6 +135,13 @@ Status LayerExecutor::run_recurrent(const StepViews& step, const Layer& layer) {
   a.z = raw(0, tokens, row.z, model_.heads, model_.value_dim);
   a.norm_weight = layer.norm;
   return from_kda(kda_decode_step_run(plans_.decode_step.get(), &a, workspace(), device_.stream()));
+}
+
+// All layers of a step without chunk rows.
+Status LayerExecutor::run_recorded(const StepViews& step) {
+  KDA_SERVE_TRY(rows_.gather(Step(), step));
+  for (const Layer& layer : layers_) KDA_SERVE_TRY(run_recurrent(step, layer));
+  return {};
 }
 
 Status LayerExecutor::run_conv(const StepViews& step, const Layer& layer) {
@@ -236,16 +219,6 @@ Status LayerExecutor::run_layer(const StepViews& step, const Layer& layer, int32
 
 // ---- Steps -----------------------------------------------------------------------------------------
 
-Status LayerExecutor::run_graph(const Step& step) {
-  const auto rows = static_cast<int64_t>(step.recurrent.size());
-  const GraphShape shape = graph_shape(rows);
-  StepViews views;
-  KDA_SERVE_TRY(tables_.place(step, shape.rows, shape.tokens, views));
-  kda_graph* const graph = graphs_[static_cast<size_t>((rows - 1) / kGraphRows)].get();
-  return spans_.timed("decode graph", -1, step.tokens, rows,
-                      [&] { return from_kda(kda_graph_launch(graph, device_.stream())); });
-}
-
 Status LayerExecutor::show(const Step& step, const Layer& layer, int32_t number, LayerObserver& observer) {
   if (device_.is_host()) {
     observer.layer_done(step, number, layer.out);
@@ -272,10 +245,10 @@ Status LayerExecutor::show(const Step& step, const Layer& layer, int32_t number,
 
 Status LayerExecutor::run(const Step& step, LayerObserver& observer) {
   KDA_SERVE_TRY(spans_.start_step(step.number));
-  const bool graph = step.chunk.empty() && !graphs_.empty();
+  const bool graph = graphs_.serves(step);
   StepViews views;
   if (graph) {
-    KDA_SERVE_TRY(run_graph(step));
+    KDA_SERVE_TRY(graphs_.launch(step, tables_, spans_));
   } else {
     KDA_SERVE_TRY(tables_.place(step, views));
     // In core mode the dense projections are a table look-up; every layer reads the same rows.
@@ -298,30 +271,7 @@ Status LayerExecutor::run(const Step& step, LayerObserver& observer) {
 }
 
 Status LayerExecutor::commit(std::span<Request* const> requests) {
-  commit_slots_.clear();
-  commit_accepted_.clear();
-  commit_seats_.clear();
-  for (const Request* r : requests) {
-    commit_slots_.push_back(static_cast<int32_t>(r->pages[0]));
-    commit_accepted_.push_back(r->accepted);
-    commit_seats_.push_back(r->seat);
-  }
-  CommitViews views;
-  KDA_SERVE_TRY(tables_.place(commit_slots_, commit_accepted_, commit_seats_, views));
-  for (const Layer& layer : layers_) {
-    kda_commit_args a{};
-    a.struct_size = sizeof a;
-    a.A_log = layer.A_log;
-    a.dt_bias = layer.dt_bias;
-    a.state = layer.state;
-    a.slots = views.slots;
-    a.accepted = views.accepted;
-    a.records = layer.records;
-    a.records.record_rows = views.seats;
-    a.conv_state[0] = layer.conv;
-    KDA_SERVE_TRY(from_kda(kda_commit_run(plans_.commit.get(), &a, workspace(), device_.stream())));
-  }
-  return device_.synchronize();
+  return commits_.run(device_, plans_.commit.get(), requests, commit_layers_, tables_, workspace());
 }
 
 }  // namespace kda::serve

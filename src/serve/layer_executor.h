@@ -5,9 +5,11 @@
 
 #include <memory>
 
+#include "serve/commits.h"
 #include "serve/executor.h"
 #include "serve/layer_plans.h"
 #include "serve/span_recorder.h"
+#include "serve/step_graphs.h"
 #include "serve/step_tables.h"
 #include "serve/token_rows.h"
 #include "serve/weights.h"
@@ -36,11 +38,6 @@ class LayerExecutor : public Executor {
     DeviceBuffer own_out;
     char* out = nullptr;  // [Tmax, HV, V] after the gated norm
   };
-  struct GraphDeleter {
-    void operator()(kda_graph* graph) const { kda_graph_destroy(graph); }
-  };
-  using Graph = std::unique_ptr<kda_graph, GraphDeleter>;
-
   LayerExecutor(const Device& device, const Model& model, const Content& content, const ExecutorOptions& options,
                 Timeline* timeline)
       : device_(device), model_(model), content_(content), options_(options), spans_(device, timeline) {}
@@ -49,7 +46,6 @@ class LayerExecutor : public Executor {
   Status add_layer(const LayerWeights& weights, const kda_state_pool* pool, int32_t number);
   Status add_weights(const LayerWeights& weights, Layer& layer);
   Status add_records(Layer& layer);
-  Status record_graphs();
 
   // Views of token rows [first, first + tokens).
   kda_tensor raw(int64_t first, int64_t tokens, int64_t part, int64_t heads, int64_t dim) const;
@@ -57,20 +53,13 @@ class LayerExecutor : public Executor {
   kda_workspace workspace() const { return {workspace_.data(), workspace_.bytes()}; }
 
   Status run_recurrent(const StepViews& step, const Layer& layer);
+  Status run_recorded(const StepViews& step);
   Status run_conv(const StepViews& step, const Layer& layer);
   Status run_prefill(const StepViews& step, const Layer& layer);
   Status run_norm(const StepViews& step, const Layer& layer);
   Status run_layer(const StepViews& step, const Layer& layer, int32_t number);
-  Status run_graph(const Step& step);
   // Brings the rows that the observer wants to the host, and shows them.
   Status show(const Step& step, const Layer& layer, int32_t number, LayerObserver& observer);
-
-  // Graphs are recorded for multiples of kGraphRows rows.
-  static constexpr int64_t kGraphRows = 16;
-  struct GraphShape {
-    int64_t rows, tokens;
-  };
-  GraphShape graph_shape(int64_t rows) const;
 
   const Device& device_;
   Model model_;
@@ -81,13 +70,14 @@ class LayerExecutor : public Executor {
   StepTables tables_;
   TokenRows rows_;
   std::vector<Layer> layers_;
-  std::vector<Graph> graphs_;  // [i]: of (i + 1) * kGraphRows rows; empty where there are none
-  DeviceBuffer post_conv_;     // [Tmax, channels]
-  DeviceBuffer attention_;     // [Tmax, HV, V]
-  DeviceBuffer out_;           // of every layer on the CPU, which shows a layer's rows before the next one runs
-  DeviceBuffer shown_;         // [Tmax, HV, V] in host memory
+  std::vector<CommitLayer> commit_layers_;  // records mode
+  StepGraphs graphs_;
+  Commits commits_;
+  DeviceBuffer post_conv_;  // [Tmax, channels]
+  DeviceBuffer attention_;  // [Tmax, HV, V]
+  DeviceBuffer out_;        // of every layer on the CPU, which shows a layer's rows before the next one runs
+  DeviceBuffer shown_;      // [Tmax, HV, V] in host memory
   DeviceBuffer workspace_;
-  std::vector<int32_t> commit_slots_, commit_accepted_, commit_seats_;
 };
 
 }  // namespace kda::serve

@@ -1,58 +1,26 @@
 #include "serve/model_executor.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-
-#include "serve/convert.h"
-#include "serve/parallel.h"
 
 namespace kda::serve {
-namespace {
 
-float widened(const char* row, kda_dtype dtype, int64_t i) {
-  if (dtype == KDA_FP32) return reinterpret_cast<const float*>(row)[i];
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(row)[i];
-  if (dtype == KDA_BF16) return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-  // fp16: exponent and fraction moved into place; scaling by 2^112 is exact, subnormals included.
-  const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fffu) << 13;
-  const float value = (bits & 0x7c00u) == 0x7c00u ? std::bit_cast<float>(magnitude | 0x7f800000u)
-                                                  : std::bit_cast<float>(magnitude) * 0x1p112f;
-  return (bits & 0x8000u) != 0 ? -value : value;
-}
-
-// io(h / sqrt(mean h² + eps)), weight 1. Eight sums, so that any compiler may use vectors.
-void normalise_row(const char* h, kda_dtype dtype, int64_t n, float eps, char* x) {
-  float sums[8] = {};
-  for (int64_t i = 0; i < n; ++i) {
-    const float v = widened(h, dtype, i);
-    sums[i % 8] += v * v;
-  }
-  float total = 0;
-  for (float s : sums) total += s;
-  const float scale = 1.0f / std::sqrt(total / static_cast<float>(n) + eps);
-  for (int64_t i = 0; i < n; ++i) store(x, dtype, i, widened(h, dtype, i) * scale);
-}
-
-}  // namespace
+// ---- Preparation -----------------------------------------------------------------------------------
 
 Result<std::unique_ptr<ModelExecutor>> ModelExecutor::create(const Device& device, const Model& model,
                                                              const ModelWeights& weights, const Content& content,
                                                              const kda_state_pool* pool,
                                                              const ExecutorOptions& options, Timeline* timeline) {
-  if (!device.is_host()) {
-    return error(KDA_UNSUPPORTED, "--mode layer: wanted --device cpu: this build has no dense projections elsewhere");
-  }
   std::unique_ptr<ModelExecutor> e(new ModelExecutor(device, model, options, timeline));
   KDA_SERVE_TRY(e->create_plans());
   KDA_SERVE_TRY(e->tables_.create(device, options));
   KDA_SERVE_TRY(e->rows_.create(device, content, options.max_batch_tokens));
   e->stride_ = content.layout().stride;
-  const auto io = static_cast<int64_t>(kda_dtype_size(model.io_dtype));
-  KDA_SERVE_TRY(device.allocate(options.max_batch_tokens * model.hidden * io, e->x_));
-  KDA_SERVE_TRY(device.allocate(options.max_batch_tokens * model.out_size() * io, e->y_));
-  KDA_SERVE_TRY(device.allocate(options.max_batch_tokens * model.hidden * io, e->out_));
+  e->commits_.reserve(options.max_requests);
+  KDA_SERVE_TRY(e->create_rows(options.max_batch_tokens, KDA_MEMORY_DEVICE, e->eager_));
+  if (!device.is_host()) KDA_SERVE_TRY(e->create_rows(options.max_batch_tokens, KDA_MEMORY_HOST, e->shown_));
   for (int32_t n = 0; n < model.layers; ++n) KDA_SERVE_TRY(e->add_layer(weights, pool, n));
+  KDA_SERVE_TRY(
+      e->graphs_.record(device, options, e->tables_, [&](const StepViews& views) { return e->run_recorded(views); }));
   return e;
 }
 
@@ -75,15 +43,39 @@ Status ModelExecutor::create_plans() {
   kda_plan* plan = nullptr;
   KDA_SERVE_TRY(from_kda(kda_layer_plan_create(device_.context(), &d, &plan)));
   plan_.reset(plan);
-  size_t bytes = 0, commit_bytes = 0;
-  KDA_SERVE_TRY(from_kda(kda_plan_workspace_size(plan, &bytes)));
+
+  kda_residual_norm_desc norm{};
+  norm.struct_size = sizeof norm;
+  norm.backend = options_.backend.c_str();
+  norm.hidden = model_.hidden;
+  norm.io_dtype = model_.io_dtype;
+  norm.eps = model_.norm_eps;
+  norm.max_tokens = options_.max_batch_tokens;
+  KDA_SERVE_TRY(from_kda(kda_residual_norm_plan_create(device_.context(), &norm, &plan)));
+  norm_.reset(plan);
+
   if (options_.records) {
     auto commit = make_commit_plan(device_.context(), model_, options_);
     if (!commit.ok()) return commit.status();
     commit_ = std::move(commit.value());
-    KDA_SERVE_TRY(from_kda(kda_plan_workspace_size(commit_.get(), &commit_bytes)));
   }
-  return device_.allocate(static_cast<int64_t>(std::max(bytes, commit_bytes)), workspace_);
+  size_t most = 0;
+  for (const PlanHandle* p : {&plan_, &norm_, &commit_}) {
+    size_t bytes = 0;
+    if (*p) KDA_SERVE_TRY(from_kda(kda_plan_workspace_size(p->get(), &bytes)));
+    most = std::max(most, bytes);
+  }
+  return device_.allocate(static_cast<int64_t>(most), workspace_);
+}
+
+int64_t ModelExecutor::row_bytes(int64_t elements) const {
+  return elements * static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
+}
+
+Status ModelExecutor::create_rows(int64_t tokens, kda_memory_kind kind, RowBuffers& out) const {
+  KDA_SERVE_TRY(device_.allocate(tokens * row_bytes(model_.hidden), out.x, kind));
+  KDA_SERVE_TRY(device_.allocate(tokens * row_bytes(model_.out_size()), out.y, kind));
+  return device_.allocate(tokens * row_bytes(model_.hidden), out.out, kind);
 }
 
 Status ModelExecutor::add_layer(const ModelWeights& weights, const kda_state_pool* pool, int32_t number) {
@@ -91,59 +83,66 @@ Status ModelExecutor::add_layer(const ModelWeights& weights, const kda_state_poo
   KDA_SERVE_TRY(from_kda(kda_state_pool_state(pool, number, &layer.state)));
   KDA_SERVE_TRY(from_kda(kda_state_pool_conv(pool, number, &layer.conv)));
   const bool reference = options_.backend == "reference";
-  auto loaded = weights.load(device_.context(), number, reference ? "reference" : nullptr);
+  auto loaded = weights.load(device_.context(), number, reference ? "reference" : nullptr, device_.host());
   if (!loaded.ok()) return loaded.status();
   layer.weights = std::move(loaded.value());
   size_t bytes = 0;
   KDA_SERVE_TRY(from_kda(kda_layer_weights_size(layer.weights.get(), &bytes)));
   weight_bytes_ += static_cast<int64_t>(bytes);
   if (options_.records) {
-    const int64_t width = options_.width(), seats = options_.seats, HV = model_.heads;
-    const auto io = static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
-    KDA_SERVE_TRY(device_.allocate(seats * HV * width * model_.value_dim * 4, layer.u));
-    KDA_SERVE_TRY(device_.allocate(seats * HV * width * 2 * model_.key_dim * io, layer.kg));
-    const std::vector<int32_t> none(static_cast<size_t>(seats), 0);
-    KDA_SERVE_TRY(device_.upload(none.data(), seats * 4, layer.count));
-    layer.records.u = device_.at(layer.u.data(), KDA_FP32, {seats, HV, width, model_.value_dim});
-    layer.records.kg = device_.at(layer.kg.data(), model_.io_dtype, {seats, HV, width, 2 * model_.key_dim});
-    layer.records.count = device_.at(layer.count.data(), KDA_INT32, {seats});
+    KDA_SERVE_TRY(add_records(layer));
+    CommitLayer c{{}, {}, layer.state, layer.conv, layer.records};
+    KDA_SERVE_TRY(from_kda(kda_layer_weights_parameter(layer.weights.get(), "A_log", &c.A_log)));
+    KDA_SERVE_TRY(from_kda(kda_layer_weights_parameter(layer.weights.get(), "dt_bias", &c.dt_bias)));
+    commit_layers_.push_back(c);
+  }
+  if (!device_.is_host()) {
+    KDA_SERVE_TRY(create_rows(options_.max_recurrent_tokens(), KDA_MEMORY_DEVICE, layer.graph));
   }
   layers_.push_back(std::move(layer));
   return {};
 }
 
-kda_tensor ModelExecutor::rows(const DeviceBuffer& buffer, int64_t tokens) const {
-  return device_.at(buffer.data(), model_.io_dtype, {tokens, model_.hidden});
+Status ModelExecutor::add_records(Layer& layer) const {
+  const int64_t width = options_.width(), seats = options_.seats, HV = model_.heads;
+  KDA_SERVE_TRY(device_.allocate(seats * HV * width * model_.value_dim * 4, layer.u));
+  KDA_SERVE_TRY(device_.allocate(seats * HV * width * row_bytes(2 * model_.key_dim), layer.kg));
+  const std::vector<int32_t> none(static_cast<size_t>(seats), 0);
+  KDA_SERVE_TRY(device_.upload(none.data(), seats * 4, layer.count));
+  layer.records.u = device_.at(layer.u.data(), KDA_FP32, {seats, HV, width, model_.value_dim});
+  layer.records.kg = device_.at(layer.kg.data(), model_.io_dtype, {seats, HV, width, 2 * model_.key_dim});
+  layer.records.count = device_.at(layer.count.data(), KDA_INT32, {seats});
+  return {};
 }
 
-void ModelExecutor::normalise(int64_t tokens) {
-  const auto io = static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
-  parallel_ranges(device_.host(), tokens, 32, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; ++t) {
-      normalise_row(rows_.data() + t * stride_ * io, model_.io_dtype, model_.hidden,
-                    static_cast<float>(model_.norm_eps), x_.data() + t * model_.hidden * io);
-    }
-  });
+// ---- A layer ---------------------------------------------------------------------------------------
+
+Status ModelExecutor::run_layer(const StepViews& step, const Layer& layer, const char* before,
+                                const Rows& rows) const {
+  kda_residual_norm_args a{};
+  a.struct_size = sizeof a;
+  a.residual = device_.rows_at(rows_.data(), model_.io_dtype, {step.tokens, model_.hidden}, stride_);
+  if (before != nullptr) a.add = device_.at(before, model_.io_dtype, {step.tokens, model_.hidden});
+  a.out = device_.at(rows.x, model_.io_dtype, {step.tokens, model_.hidden});
+  KDA_SERVE_TRY(from_kda(kda_residual_norm_run(norm_.get(), &a, workspace(), device_.stream())));
+  return run_kda(step, layer, rows);
 }
 
-void ModelExecutor::add_residual(int64_t tokens) {
-  const auto io = static_cast<int64_t>(kda_dtype_size(model_.io_dtype));
-  parallel_ranges(device_.host(), tokens, 32, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; ++t) {
-      char* h = rows_.data() + t * stride_ * io;
-      const char* out = out_.data() + t * model_.hidden * io;
-      for (int64_t i = 0; i < model_.hidden; ++i) {
-        store(h, model_.io_dtype, i, widened(h, model_.io_dtype, i) + widened(out, model_.io_dtype, i));
-      }
-    }
-  });
+Status ModelExecutor::run_recorded(const StepViews& step) const {
+  KDA_SERVE_TRY(rows_.gather(Step(), step));
+  const char* before = nullptr;
+  for (const Layer& layer : layers_) {
+    KDA_SERVE_TRY(run_layer(step, layer, before, layer.graph.rows()));
+    before = layer.graph.out.data();
+  }
+  return {};
 }
 
-Status ModelExecutor::run_layer(const StepViews& step, const Layer& layer) {
+Status ModelExecutor::run_kda(const StepViews& step, const Layer& layer, const Rows& rows) const {
   kda_layer_args a{};
   a.struct_size = sizeof a;
   a.weights = layer.weights.get();
-  a.hidden = rows(x_, step.tokens);
+  a.hidden = device_.at(rows.x, model_.io_dtype, {step.tokens, model_.hidden});
   if (step.chunk > 0) {
     a.chunk.sequences.begin = step.chunk_begin;
     a.chunk.sequences.length = step.chunk_length;
@@ -164,55 +163,83 @@ Status ModelExecutor::run_layer(const StepViews& step, const Layer& layer) {
   }
   a.state = layer.state;
   a.conv_state = layer.conv;
-  a.normed = device_.at(y_.data(), model_.io_dtype, {step.tokens, model_.heads, model_.value_dim});
-  a.out = rows(out_, step.tokens);
-  return from_kda(kda_layer_run(plan_.get(), &a, {workspace_.data(), workspace_.bytes()}, device_.stream()));
+  a.normed = device_.at(rows.y, model_.io_dtype, {step.tokens, model_.heads, model_.value_dim});
+  a.out = device_.at(rows.out, model_.io_dtype, {step.tokens, model_.hidden});
+  return from_kda(kda_layer_run(plan_.get(), &a, workspace(), device_.stream()));
+}
+
+// ---- Steps -----------------------------------------------------------------------------------------
+
+bool ModelExecutor::wanted(const Step& step, const LayerObserver& observer) const {
+  const auto any = [&](const std::vector<StepRow>& rows) {
+    return std::any_of(rows.begin(), rows.end(), [&](const StepRow& row) {
+      return (row.outputs > 0 && observer.wants(row)) || observer.wants_hidden(row);
+    });
+  };
+  return device_.is_host() || any(step.recurrent) || any(step.chunk);
+}
+
+Status ModelExecutor::show(const Step& step, const Rows& rows, int32_t number, LayerObserver& observer) const {
+  if (!device_.is_host()) return show_from_device(step, rows, number, observer);
+  observer.layer_done(step, number, rows.y);
+  observer.hidden_done(step, number, rows.x, rows.out);
+  return {};
+}
+
+Status ModelExecutor::show_from_device(const Step& step, const Rows& rows, int32_t number,
+                                       LayerObserver& observer) const {
+  const int64_t hidden = row_bytes(model_.hidden), normed = row_bytes(model_.out_size());
+  const auto fetch = [&](const DeviceBuffer& to, const char* from, int64_t first, int64_t count, int64_t bytes) {
+    return device_.copy(to.data() + first * bytes, from + first * bytes, count * bytes);
+  };
+  const auto wants_outputs = [&](const StepRow& row) { return row.outputs > 0 && observer.wants(row); };
+  if (std::any_of(step.recurrent.begin(), step.recurrent.end(), wants_outputs)) {
+    KDA_SERVE_TRY(fetch(shown_.y, rows.y, 0, step.recurrent_tokens, normed));  // one copy: most of them are wanted
+  }
+  for (const auto* group : {&step.recurrent, &step.chunk}) {
+    for (const StepRow& row : *group) {
+      if (group == &step.chunk && wants_outputs(row)) {
+        KDA_SERVE_TRY(fetch(shown_.y, rows.y, row.begin + row.first_output, row.outputs, normed));
+      }
+      if (!observer.wants_hidden(row)) continue;
+      KDA_SERVE_TRY(fetch(shown_.x, rows.x, row.begin, row.length, hidden));
+      KDA_SERVE_TRY(fetch(shown_.out, rows.out, row.begin, row.length, hidden));
+    }
+  }
+  KDA_SERVE_TRY(device_.synchronize());
+  observer.layer_done(step, number, shown_.y.data());
+  observer.hidden_done(step, number, shown_.x.data(), shown_.out.data());
+  return {};
 }
 
 Status ModelExecutor::run(const Step& step, LayerObserver& observer) {
   KDA_SERVE_TRY(spans_.start_step(step.number));
+  const bool graph = graphs_.serves(step), shows = wanted(step, observer);
   StepViews views;
-  KDA_SERVE_TRY(tables_.place(step, views));
-  KDA_SERVE_TRY(rows_.gather(step, views));
-  for (size_t n = 0; n < layers_.size(); ++n) {
+  if (graph) {
+    KDA_SERVE_TRY(graphs_.launch(step, tables_, spans_));
+  } else {
+    KDA_SERVE_TRY(tables_.place(step, views));
+    KDA_SERVE_TRY(rows_.gather(step, views));
+  }
+  const Rows eager = eager_.rows();
+  for (size_t n = 0; !graph && n < layers_.size(); ++n) {
     const auto number = static_cast<int32_t>(n);
-    KDA_SERVE_TRY(spans_.timed("layer", number, step.tokens, views.recurrent + views.chunk, [&] {
-      normalise(step.tokens);
-      return run_layer(views, layers_[n]);
-    }));
-    observer.layer_done(step, number, y_.data());
-    observer.hidden_done(step, number, x_.data(), out_.data());
-    if (n + 1 < layers_.size()) add_residual(step.tokens);
+    KDA_SERVE_TRY(spans_.timed("layer", number, step.tokens, views.recurrent + views.chunk,
+                               [&] { return run_layer(views, layers_[n], n > 0 ? eager.out : nullptr, eager); }));
+    if (n == 0 && !device_.is_host()) observer.device_works();
+    if (shows) KDA_SERVE_TRY(show(step, eager, number, observer));
+  }
+  if (graph) observer.device_works();
+  if (!device_.is_host()) KDA_SERVE_TRY(device_.synchronize());
+  for (size_t n = 0; graph && shows && n < layers_.size(); ++n) {
+    KDA_SERVE_TRY(show(step, layers_[n].graph.rows(), static_cast<int32_t>(n), observer));
   }
   return spans_.finish_step();
 }
 
 Status ModelExecutor::commit(std::span<Request* const> requests) {
-  commit_slots_.clear();
-  commit_accepted_.clear();
-  commit_seats_.clear();
-  for (const Request* r : requests) {
-    commit_slots_.push_back(static_cast<int32_t>(r->pages[0]));
-    commit_accepted_.push_back(r->accepted);
-    commit_seats_.push_back(r->seat);
-  }
-  CommitViews views;
-  KDA_SERVE_TRY(tables_.place(commit_slots_, commit_accepted_, commit_seats_, views));
-  for (const Layer& layer : layers_) {
-    kda_commit_args a{};
-    a.struct_size = sizeof a;
-    KDA_SERVE_TRY(from_kda(kda_layer_weights_parameter(layer.weights.get(), "A_log", &a.A_log)));
-    KDA_SERVE_TRY(from_kda(kda_layer_weights_parameter(layer.weights.get(), "dt_bias", &a.dt_bias)));
-    a.state = layer.state;
-    a.slots = views.slots;
-    a.accepted = views.accepted;
-    a.records = layer.records;
-    a.records.record_rows = views.seats;
-    a.conv_state[0] = layer.conv;
-    KDA_SERVE_TRY(
-        from_kda(kda_commit_run(commit_.get(), &a, {workspace_.data(), workspace_.bytes()}, device_.stream())));
-  }
-  return device_.synchronize();
+  return commits_.run(device_, commit_.get(), requests, commit_layers_, tables_, workspace());
 }
 
 std::vector<OperatorChoice> ModelExecutor::choices() const {
@@ -221,6 +248,7 @@ std::vector<OperatorChoice> ModelExecutor::choices() const {
   for (size_t i = 0; kda_layer_plan_part(plan_.get(), i, &part) == KDA_OK; ++i) {
     all.push_back(choice_of(kda_operator_name(kda_plan_operator(part)), part));
   }
+  all.push_back(choice_of("residual_norm", norm_.get()));
   if (commit_) all.push_back(choice_of("commit", commit_.get()));
   return all;
 }

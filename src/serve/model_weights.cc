@@ -107,9 +107,10 @@ Result<ModelWeights> ModelWeights::open(const std::string& path, const ModelOpti
   return w;
 }
 
-Result<LayerWeightsHandle> ModelWeights::load(kda_context* context, int32_t layer, const char* projection) const {
+Result<LayerWeightsHandle> ModelWeights::load(kda_context* context, int32_t layer, const char* projection,
+                                              const kda_context* host) const {
   kda_layer_load_options options = load_options(model_, projection);
-  if (checkpoint_ == nullptr) return generate(context, layer, options);
+  if (checkpoint_ == nullptr) return generate(context, layer, options, host);
   options.ranks = static_cast<int32_t>(model_.total_heads / model_.heads);
   kda_layer_weights* weights = nullptr;
   KDA_SERVE_TRY(
@@ -118,7 +119,8 @@ Result<LayerWeightsHandle> ModelWeights::load(kda_context* context, int32_t laye
 }
 
 Result<LayerWeightsHandle> ModelWeights::generate(kda_context* context, int32_t layer,
-                                                  const kda_layer_load_options& options) const {
+                                                  const kda_layer_load_options& options,
+                                                  const kda_context* host) const {
   const kda_layer_spec& s = model_.spec;
   const LayerWeights small = seeded_layer(model_, seed_, layer);
   std::vector<kda_named_tensor> named;
@@ -127,7 +129,7 @@ Result<LayerWeightsHandle> ModelWeights::generate(kda_context* context, int32_t 
     auto buffer = Buffer::allocate(m.rows * m.cols * 2);
     if (!buffer.ok()) return buffer.status();
     auto* data = reinterpret_cast<uint16_t*>(buffer.value().data());
-    fill(m, mix(uint64_t{kTagMatrix}, seed_, layer, m.tag), context, data);
+    fill(m, mix(uint64_t{kTagMatrix}, seed_, layer, m.tag), host, data);
     named.push_back({m.name, view(data, KDA_BF16, {m.rows, m.cols})});
     memory.push_back(std::move(buffer.value()));
   }

@@ -23,12 +23,14 @@ class ModelWeights {
   // The KDA layers of a checkpoint; `model` takes its shapes from them. INVALID_ARGUMENT if they differ in shape.
   static Result<ModelWeights> open(const std::string& path, const ModelOptions& options, Model& model);
 
-  // Layer `layer` (from 0) of the first rank, packed for a context. `projection`: null = auto.
-  Result<LayerWeightsHandle> load(kda_context* context, int32_t layer, const char* projection) const;
+  // Layer `layer` (from 0) of the first rank, packed for a context; seeded numbers are made by the threads of `host`.
+  // `projection`: null = auto.
+  Result<LayerWeightsHandle> load(kda_context* context, int32_t layer, const char* projection,
+                                  const kda_context* host) const;
 
  private:
-  Result<LayerWeightsHandle> generate(kda_context* context, int32_t layer,
-                                      const kda_layer_load_options& options) const;
+  Result<LayerWeightsHandle> generate(kda_context* context, int32_t layer, const kda_layer_load_options& options,
+                                      const kda_context* host) const;
 
   Model model_;
   uint64_t seed_ = 0;

@@ -175,7 +175,7 @@ Result<VerifyReport> verify_layers(const Model& model, const ModelWeights& weigh
   OraclePlan plan;
   if (!chosen.empty()) KDA_SERVE_TRY(make_plan(model, plan));
   for (int32_t layer = 0; layer < model.layers && !chosen.empty(); ++layer) {
-    auto loaded = weights.load(plan.context.get(), layer, "reference");
+    auto loaded = weights.load(plan.context.get(), layer, "reference", host);
     if (!loaded.ok()) return loaded.status();
     std::atomic<size_t> next{0};
     std::mutex lock;

@@ -206,4 +206,14 @@ TEST_P(LayerDeviceTest, L12_ADryRunWritesZerosAndTouchesNoPool) {
   EXPECT_NE(message.find("multiples of 16 bytes"), std::string::npos) << message;
 }
 
+// Between the layers: the table of the residual norm.
+TEST_P(LayerDeviceTest, N04_N05_N12_ResidualNorm) {
+  for (const conformance::Case& c : conformance::residual_norm_cases()) {
+    conformance::Report report;
+    c.run(setting(), report);
+    EXPECT_TRUE(report.passed()) << c.name << text(report);
+    EXPECT_EQ(report.backend(), "portable") << c.name;
+  }
+}
+
 }  // namespace kda::test

@@ -62,6 +62,7 @@ TEST(Tables, V10_W04_Commit) { run_table(commit_cases()); }
 TEST(Tables, V15_L08_DecodeStep) { run_table(decode_step_cases()); }
 TEST(Tables, W01_W05_K02_Conv) { run_table(conv_cases()); }
 TEST(Tables, L07_GatedNorm) { run_table(gated_norm_cases()); }
+TEST(Tables, N04_N05_ResidualNorm) { run_table(residual_norm_cases()); }
 TEST(Tables, S09_SegmentSummary) { run_table(segment_summary_cases()); }
 TEST(Tables, S09_SegmentMerge) { run_table(segment_merge_cases()); }
 TEST(Tables, C01_C22_StateCopy) { run_table(state_copy_cases(), false); }

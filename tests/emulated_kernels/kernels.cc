@@ -2,5 +2,4 @@
 #include "cuda/kernels/conv/launch.cu"
 #include "cuda/kernels/gated_norm/launch.cu"
 #include "cuda/kernels/prefill_portable/launch.cu"
-#include "cuda/kernels/projection_rows/launch.cu"
 #include "cuda/kernels/segments/launch.cu"

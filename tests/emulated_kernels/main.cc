@@ -57,6 +57,7 @@ int main(int argc, char** argv) {
   backends.add(kda::cuda::portable_decode_step());
   backends.add(kda::cuda::portable_conv());
   backends.add(kda::cuda::portable_gated_norm());
+  backends.add(kda::cuda::portable_residual_norm());
   backends.add(kda::cuda::portable_segment_summary());
   backends.add(kda::cuda::portable_segment_merge());
   ::setenv("KDA_CUBLASLT_DIR", KDA_FAKE_CUBLASLT_DIR, 1);

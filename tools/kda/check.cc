@@ -54,10 +54,6 @@ std::vector<Case> chosen_cases(const Options& o, CheckResults& results) {
     results.skipped = std::move(found.skipped);
     results.unknown = std::move(found.unknown);
   }
-  // The layer's projections: on a device without them its cases would all decline.
-  if (o.device != "cpu" && std::erase_if(all, [](const Case& c) { return c.op == KDA_OP_LAYER; }) > 0) {
-    results.skipped.push_back("whole layers: this build has no dense projections for " + o.device);
-  }
   const auto unwanted = [&](const Case& c) {
     const auto& ops = o.operators;
     return (o.quick && !c.quick) || (!o.filter.empty() && c.name.find(o.filter) == std::string::npos) ||
@@ -172,7 +168,7 @@ std::function<int()> add_check(CLI::App& app) {
   auto o = std::make_shared<Options>();
   verb->add_option("--backend", o->backend, "auto, portable, fused or reference");
   std::vector<std::string> names;
-  for (int op = KDA_OP_PREFILL; op <= KDA_OP_LAYER; ++op) {
+  for (int op = KDA_OP_PREFILL; op <= KDA_OP_RESIDUAL_NORM; ++op) {
     names.push_back(kda_operator_name(static_cast<kda_operator>(op)));
   }
   verb->add_option("--device", o->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));

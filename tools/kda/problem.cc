@@ -120,6 +120,17 @@ kda_gated_norm_desc gated_norm_desc(const ProblemOptions& p) {
   return d;
 }
 
+kda_residual_norm_desc residual_norm_desc(const ProblemOptions& p) {
+  auto d = make<kda_residual_norm_desc>();
+  d.backend = p.backend.c_str();
+  d.hidden = p.hidden;
+  d.io_dtype = p.attention.io_dtype;
+  d.out_dtype = p.attention.out_dtype;
+  d.eps = p.norm_eps;
+  d.max_tokens = p.max_tokens;
+  return d;
+}
+
 kda_segment_merge_desc merge_desc(const ProblemOptions& p) {
   auto d = make<kda_segment_merge_desc>();
   d.backend = p.backend.c_str();
@@ -142,6 +153,7 @@ auto with_desc(kda_operator op, const ProblemOptions& p, const F& f) {
     case KDA_OP_CONV: return f(conv_desc(p));
     case KDA_OP_GATED_NORM: return f(gated_norm_desc(p));
     case KDA_OP_SEGMENT_MERGE: return f(merge_desc(p));
+    case KDA_OP_RESIDUAL_NORM: return f(residual_norm_desc(p));
     default: throw UsageError("this operator has no candidates to choose from");
   }
 }
@@ -224,6 +236,7 @@ void ProblemOptions::add_form_to(CLI::App& verb) {
            verb.add_option("--null-slot", null_slot, "slot that means nobody; -1: none"),
            verb.add_option("--scale", attention.scale, "0: K^-1/2"),
            verb.add_option("--norm-eps", norm_eps, "0: 1e-5"),
+           verb.add_option("--hidden", hidden, "D of residual_norm"),
            verb.add_flag("--store-final", store_final, "decode: only the last state is stored"),
            verb.add_flag("--no-norm", no_norm, "decode_step: no gated norm"),
            verb.add_flag("--no-activation", no_activation, "conv: no SiLU"),
@@ -255,6 +268,7 @@ const std::vector<Operator>& operators() {
       {KDA_OP_GATED_NORM, "gated_norm"},
       {KDA_OP_SEGMENT_SUMMARY, "segment_summary"},
       {KDA_OP_SEGMENT_MERGE, "segment_merge"},
+      {KDA_OP_RESIDUAL_NORM, "residual_norm"},
   };
   return list;
 }

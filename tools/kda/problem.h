@@ -25,6 +25,7 @@ struct ProblemOptions {
   int32_t conv_parts = 1;
   int64_t null_slot = -1;
   double norm_eps = 0;
+  int64_t hidden = 2304;  // of residual_norm
   bool store_final = false, no_norm = false, no_activation = false, no_segments = false, checked = false;
 
   ProblemOptions();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/device.h"
 #include "problem.h"
 #include "run_operator.h"
 #include "values.h"
@@ -19,7 +20,7 @@ namespace kda::tools {
 namespace {
 
 struct Options {
-  std::string op, in, out;
+  std::string op, in, out, device = "cpu";
   int threads = 0;
   LayerOptions layer;
   ProblemOptions problem;
@@ -46,6 +47,20 @@ class Memory {
     void operator()(void* p) const { std::free(p); }
   };
   std::vector<std::unique_ptr<void, Free>> blocks_;
+};
+
+// While it lives, runs in a context of another device than the CPU find their memory there.
+class OnDevice {
+ public:
+  OnDevice(const Context& context, kda_device device) : memory_(context.get()) {
+    if (device.type != KDA_CPU) conformance::set_device(context.get(), &memory_);
+  }
+  ~OnDevice() { conformance::set_device(nullptr, nullptr); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  conformance::ContextMemory memory_;
 };
 
 std::string names_of(const OperatorCall& call) {
@@ -108,7 +123,11 @@ int run(const CLI::App& verb, Options& o) {
   }
   Memory memory;
   read_inputs(o, *call, memory);
-  const Context context(o.threads);
+  auto options = make<kda_context_options>();
+  options.num_threads = o.threads;
+  if (o.device == "cuda") options.device = {KDA_CUDA, 0};
+  const Context context(options);
+  const OnDevice on_device(context, options.device);
   call->prepare(context, o.problem, verb);
   for (const Binding& b : call->bindings()) {
     if (b.role != Role::kIn && b.tensor->dtype != KDA_DTYPE_NONE && b.tensor->data == nullptr) memory.lend(*b.tensor);
@@ -133,6 +152,7 @@ std::function<int()> add_run(CLI::App& app) {
   verb->add_option("--out", o->out, "What the operator writes: outputs, and pools as they are afterwards")
       ->required()
       ->type_name("FILE");
+  verb->add_option("--device", o->device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
   verb->add_option("--threads", o->threads, "Threads (default: all cores)")->check(whole(0, kMostThreads));
   for (CLI::Option* option : {
            verb->add_option("--checkpoint", o->layer.checkpoint, "safetensors folder, index or file of the layer")
@@ -140,7 +160,7 @@ std::function<int()> add_run(CLI::App& app) {
            verb->add_option("--layer", o->layer.layer, "Which of its KDA layers, from 0"),
            verb->add_option("--ranks", o->layer.ranks, "Tensor-parallel ranks"),
            verb->add_option("--rank", o->layer.rank, "The rank whose share runs"),
-           verb->add_option("--projection", o->layer.projection, "auto, onednn, portable or reference"),
+           verb->add_option("--projection", o->layer.projection, "auto, cublaslt, onednn, portable or reference"),
        }) {
     option->group("Layer");
   }

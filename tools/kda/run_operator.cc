@@ -58,7 +58,7 @@ class PrefillCall final : public OperatorCall {
     args_.out = like(args_.v, p.attention.out_dtype);
   }
   void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(create_plan(context, KDA_OP_PREFILL, p), args_);
+    backend = run_plan(context, create_plan(context, KDA_OP_PREFILL, p), args_);
   }
 
  private:
@@ -93,7 +93,7 @@ class SummaryCall final : public OperatorCall {
     args_.summary = shaped(KDA_FP32, {N, p.attention.num_value_heads, p.attention.value_dim + K, K});
   }
   void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(create_plan(context, KDA_OP_SEGMENT_SUMMARY, p), args_);
+    backend = run_plan(context, create_plan(context, KDA_OP_SEGMENT_SUMMARY, p), args_);
   }
 
  private:
@@ -120,7 +120,7 @@ class MergeCall final : public OperatorCall {
     args_.final_state = shaped(KDA_FP32, {s[1], std::max<int64_t>(0, s[2] - s[3]), s[3]});
   }
   void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(create_plan(context, KDA_OP_SEGMENT_MERGE, p), args_);
+    backend = run_plan(context, create_plan(context, KDA_OP_SEGMENT_MERGE, p), args_);
   }
 
  private:
@@ -144,11 +144,34 @@ class NormCall final : public OperatorCall {
     args_.out = like(args_.o, p.attention.out_dtype);
   }
   void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(create_plan(context, KDA_OP_GATED_NORM, p), args_);
+    backend = run_plan(context, create_plan(context, KDA_OP_GATED_NORM, p), args_);
   }
 
  private:
   kda_gated_norm_args args_;
+};
+
+class ResidualCall final : public OperatorCall {
+ public:
+  ResidualCall() : args_(make<kda_residual_norm_args>()) {
+    bind("residual", args_.residual, Role::kChange);
+    bind("add", args_.add);
+    bind("weight", args_.weight);
+    bind("out", args_.out, Role::kOut);
+  }
+  void prepare(const Context&, ProblemOptions& p, const CLI::App& verb) override {
+    require("residual", args_.residual, 2);
+    settle_io(verb, p, args_.residual);
+    settle(verb, "--hidden", p.hidden, args_.residual.shape[1]);
+    settle(verb, "--max-tokens", p.max_tokens, args_.residual.shape[0]);
+    args_.out = like(args_.residual, p.attention.out_dtype);
+  }
+  void run(const Context& context, const ProblemOptions& p) override {
+    backend = run_plan(context, create_plan(context, KDA_OP_RESIDUAL_NORM, p), args_);
+  }
+
+ private:
+  kda_residual_norm_args args_;
 };
 
 class LayerCall final : public OperatorCall {
@@ -234,7 +257,7 @@ class LayerCall final : public OperatorCall {
     d.segments = p.no_segments ? KDA_SEGMENTS_OFF : KDA_SEGMENTS_AUTO;
     d.flags = (p.batch_invariant ? KDA_PLAN_BATCH_INVARIANT : 0) | (p.checked ? KDA_PLAN_CHECKED : 0);
     args_.weights = weights_->get();
-    backend = run_plan(Plan(context, d), args_);
+    backend = run_plan(context, Plan(context, d), args_);
   }
 
  private:
@@ -256,6 +279,7 @@ std::unique_ptr<OperatorCall> operator_call(kda_operator op) {
     case KDA_OP_SEGMENT_SUMMARY: return std::make_unique<SummaryCall>();
     case KDA_OP_SEGMENT_MERGE: return std::make_unique<MergeCall>();
     case KDA_OP_GATED_NORM: return std::make_unique<NormCall>();
+    case KDA_OP_RESIDUAL_NORM: return std::make_unique<ResidualCall>();
     default: return recurrent_call(op);
   }
 }

@@ -71,7 +71,7 @@ class DecodeCall : public OperatorCall {
 
   void run(const Context& context, const ProblemOptions& p) override {
     const Plan plan = create_plan(context, op_, p);
-    backend = op_ == KDA_OP_DECODE ? run_plan(plan, args_.decode) : run_plan(plan, args_);
+    backend = op_ == KDA_OP_DECODE ? run_plan(context, plan, args_.decode) : run_plan(context, plan, args_);
   }
 
  private:
@@ -125,7 +125,7 @@ class CommitCall final : public OperatorCall {
     else settle(verb, "--conv-dtype", p.conv_dtype, args_.conv_state[0].dtype);
   }
   void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(create_plan(context, KDA_OP_COMMIT, p), args_);
+    backend = run_plan(context, create_plan(context, KDA_OP_COMMIT, p), args_);
   }
 
  private:
@@ -177,7 +177,7 @@ class ConvCall final : public OperatorCall {
   void run(const Context& context, const ProblemOptions& p) override {
     kda_conv_desc d = conv_desc(p);
     for (int i = 0; i < 3; ++i) d.channels[i] = present(args_.x[i]) ? args_.x[i].shape[args_.x[i].rank - 1] : 0;
-    backend = run_plan(Plan(context, d), args_);
+    backend = run_plan(context, Plan(context, d), args_);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/api.h"
 #include "run_operator.h"
 #include "verb.h"
 
@@ -73,11 +74,18 @@ inline void settle_attention(const CLI::App& verb, ProblemOptions& p, const kda_
   settle(verb, "--key-dim", a.key_dim, gate.shape[gate.rank - 1]);
 }
 
-// Runs a plan on a workspace of its own.
+// Runs a plan on a workspace of its own. On a device the tensors travel there and back.
 template <class Args>
-std::string run_plan(const Plan& plan, const Args& args) {
-  const Workspace workspace = plan.make_workspace();
-  plan.run(args, workspace.get());
+std::string run_plan(const Context& context, const Plan& plan, const Args& args) {
+  std::string message;
+  const kda_status status = conformance::run_in(
+      context.get(), args, plan.workspace_size(),
+      [&](const Args& there, kda_workspace workspace) {
+        plan.run(there, workspace);
+        return KDA_OK;
+      },
+      message);
+  if (status != KDA_OK) throw Error(status, message);
   return fmt::format("{} ({})", plan.backend(), plan.isa());
 }
 

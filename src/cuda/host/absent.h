@@ -18,6 +18,7 @@ inline void add_candidates(Backends& list) {
   add_not_built<GatedNorm>(list);
   add_not_built<SegmentSummary>(list);
   add_not_built<SegmentMerge>(list);
+  add_not_built<ResidualNorm>(list);
 }
 
 inline Status not_built() {

@@ -15,6 +15,7 @@ void add_candidates(Backends& list) {
   list.add(portable_decode_step());
   list.add(portable_conv());
   list.add(portable_gated_norm());
+  list.add(portable_residual_norm());
   list.add(fused_segment_summary());
   list.add(portable_segment_summary());
   list.add(portable_segment_merge());

@@ -15,6 +15,7 @@ const Candidate<DecodeStep>* fused_decode_step();
 const Candidate<DecodeStep>* portable_decode_step();
 const Candidate<Conv>* portable_conv();
 const Candidate<GatedNorm>* portable_gated_norm();
+const Candidate<ResidualNorm>* portable_residual_norm();
 const Candidate<SegmentSummary>* fused_segment_summary();
 const Candidate<SegmentSummary>* portable_segment_summary();
 const Candidate<SegmentMerge>* portable_segment_merge();

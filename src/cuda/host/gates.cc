@@ -193,6 +193,12 @@ void check_conv(const kda_conv_desc& d, const Context& context, Refusals& r) {
   }
 }
 
+void check_residual_norm(const kda_residual_norm_desc& d, const Context& context, Refusals& r) {
+  check_device(context, r);
+  check_dtype("io_dtype", kFloats, d.out_dtype, r);
+  if (d.max_tokens > kMaxBlocks) r.add("size", str_cat("max_tokens <= ", kMaxBlocks), d.max_tokens);
+}
+
 void check_gated_norm(const kda_gated_norm_desc& d, const Context& context, Refusals& r) {
   check_device(context, r);
   check_dtype("io_dtype", kFloats, d.out_dtype, r);

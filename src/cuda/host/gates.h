@@ -78,5 +78,6 @@ void check_decode_step(const AttentionCapability& capability, bool one_launch, c
                        const Context& context, Refusals& refusals);
 void check_conv(const kda_conv_desc& desc, const Context& context, Refusals& refusals);
 void check_gated_norm(const kda_gated_norm_desc& desc, const Context& context, Refusals& refusals);
+void check_residual_norm(const kda_residual_norm_desc& desc, const Context& context, Refusals& refusals);
 
 }  // namespace kda::cuda

@@ -196,6 +196,17 @@ void valid(Arena& m, kda_gated_norm_desc& d, kda_gated_norm_args& a) {
   a.out = m.take(KDA_FP32, {T, HV, V});
 }
 
+void valid(Arena& m, kda_residual_norm_desc& d, kda_residual_norm_args& a) {
+  d.struct_size = sizeof d;
+  d.hidden = 24;
+  d.io_dtype = KDA_FP32;
+  d.max_tokens = T;
+  a.residual = m.take(KDA_FP32, {T, 24});
+  a.add = m.take(KDA_FP32, {T, 24});
+  a.weight = m.take(KDA_FP32, {24});
+  a.out = m.take(KDA_FP32, {T, 24});
+}
+
 void valid(Arena& m, kda_prefill_desc& d, kda_segment_summary_args& a) {
   fill_bounds(d);
   fill_tokens(m, a);
@@ -265,7 +276,8 @@ class Call {
 
 template <class Op>
 class EveryArgument : public testing::Test {};
-using Operators = testing::Types<Prefill, Decode, DecodeStep, Commit, Conv, GatedNorm, SegmentSummary, SegmentMerge>;
+using Operators =
+    testing::Types<Prefill, Decode, DecodeStep, Commit, Conv, GatedNorm, ResidualNorm, SegmentSummary, SegmentMerge>;
 struct OperatorNames {
   template <class Op>
   static std::string GetName(int) {

@@ -1,0 +1,40 @@
+// Rows of an io dtype as 16-byte pieces.
+#pragma once
+
+#include "cuda/kernels/common/math.cuh"
+
+namespace kda::cuda {
+
+__device__ __forceinline__ float to_fp32(float x) { return x; }
+__device__ __forceinline__ float to_fp32(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_fp32(__half x) { return __half2float(x); }
+__device__ __forceinline__ void from_fp32(float x, float& to) { to = x; }
+__device__ __forceinline__ void from_fp32(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void from_fp32(float x, __half& to) { to = __float2half_rn(x); }
+
+// Eight elements as 16-byte pieces.
+template <class Io>
+struct Octet {
+  static constexpr int kPieces = static_cast<int>(sizeof(Io)) / 2;
+  uint4 piece[kPieces];
+  __device__ __forceinline__ void load(const Io* p) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) piece[i] = __ldcs(reinterpret_cast<const uint4*>(p) + i);
+  }
+  __device__ __forceinline__ void widen(float* x) const {
+    Io element[8];
+    memcpy(element, piece, sizeof(piece));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = to_fp32(element[i]);
+  }
+  __device__ __forceinline__ void store(const float* x, Io* p) {
+    Io element[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) from_fp32(x[i], element[i]);
+    memcpy(piece, element, sizeof(piece));
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) __stcs(reinterpret_cast<uint4*>(p) + i, piece[i]);
+  }
+};
+
+}  // namespace kda::cuda
