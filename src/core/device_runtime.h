@@ -38,7 +38,7 @@ class DeviceRuntime {
   virtual Status release(kda_memory_kind kind, void* memory) const = 0;
   virtual Status copy(void* to, const void* from, size_t bytes, void* stream) const = 0;
   virtual Status copy_rows(void* to, const void* from, const ByteRows& rows, void* stream) const = 0;
-  // `rows` rows of `width` bytes, `pitch` apart, become zeros.
+  // `rows` rows of `width` bytes, `pitch` apart, become zeros; both are even.
   virtual Status zero_rows(void* to, int64_t width, int64_t rows, int64_t pitch, void* stream) const = 0;
   // Device memory to the host, waited for (checked mode, spec G-7). FAILED_PRECONDITION while `stream` is captured.
   virtual Status read(void* host, const void* device, size_t bytes, void* stream) const = 0;

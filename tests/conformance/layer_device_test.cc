@@ -4,6 +4,7 @@
 #include "conformance/layer.h"
 #include "conformance/layer_vectors.h"
 #include "harness.h"
+#include "support/vectors.h"
 
 namespace kda::test {
 namespace {
@@ -97,8 +98,7 @@ TEST_P(LayerDeviceTest, L07_R67_VectorsOfOtherImplementations) {
   for (const char* file : {"layer_kimi_linear", "layer_k3", "layer_glm5_next"}) {
     for (const kda_dtype io : {KDA_FP32, KDA_BF16}) {
       conformance::Report report;
-      conformance::run_layer_vectors(std::string(KDA_TEST_DATA_DIR) + "/vectors/" + file + ".safetensors", io,
-                                     setting(), report);
+      conformance::run_layer_vectors(data_dir() + "/vectors/" + file + ".safetensors", io, setting(), report);
       EXPECT_TRUE(report.passed()) << file << " " << kda_dtype_name(io) << text(report);
       EXPECT_EQ(report.measures().size(), 3u);
       for (const conformance::Measure& m : report.measures()) {

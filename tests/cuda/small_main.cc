@@ -84,7 +84,8 @@ void run_step(const char* backend, kda_dtype pool, int32_t width, kda_conv_layou
   const Tensor A_log = Tensor::full(KDA_FP32, {HV}, 0), weight = Tensor::full(KDA_FP32, {channels, 4}, 0.25);
   const Tensor norm = Tensor::full(KDA_FP32, {128}, 1), out(KDA_BF16, {T, HV, 128});
   const Tensor state = canary_pool(pool, {N * width, HV, 128, 128});
-  const Tensor window = layout == KDA_CONV_SD ? canary_pool(KDA_BF16, {N * width, L, channels}) : canary_pool(KDA_BF16, {N * width, channels, L});
+  const Tensor window = layout == KDA_CONV_SD ? canary_pool(KDA_BF16, {N * width, L, channels})
+                                              : canary_pool(KDA_BF16, {N * width, channels, L});
   std::vector<int64_t> cu;
   std::vector<double> table;
   for (int64_t n = 0; n <= N; ++n) cu.push_back(n * width);
@@ -181,6 +182,25 @@ void run_gated_norm(int64_t dim, kda_dtype io) {
   expect_ok("gated_norm", status, plan.message());
 }
 
+void run_residual_norm(int64_t dim, kda_dtype io, bool add) {
+  const int64_t T = 9;
+  auto d = sized<kda_residual_norm_desc>();
+  d.backend = "cuda_portable";
+  d.hidden = dim;
+  d.io_dtype = io;
+  d.max_tokens = T;
+  const Tensor h = Tensor::of(io, {T, dim}, uniform_vector(1, T * dim)), more = h.copy(io), out(io, {T, dim});
+  const Tensor weight = Tensor::full(KDA_FP32, {dim}, 1);
+  auto a = sized<kda_residual_norm_args>();
+  a.residual = h;
+  if (add) a.add = more;
+  a.weight = weight;
+  a.out = out;
+  Plan plan = make_plan(d);
+  const kda_status status = plan.run(a);
+  expect_ok("residual_norm", status, plan.message());
+}
+
 void run_the_operators(bool skip_barriers) {
   for (const kda_dtype pool : {KDA_FP32, KDA_BF16}) {
     for (const int32_t width : {1, 3}) {
@@ -203,6 +223,9 @@ void run_the_operators(bool skip_barriers) {
   }
   for (const kda_dtype io : {KDA_BF16, KDA_FP32}) {
     for (const int64_t dim : {128, 60, 300}) run_gated_norm(dim, io);
+    for (const int64_t dim : {2304, 60, 8200}) {
+      for (const bool add : {false, true}) run_residual_norm(dim, io, add);
+    }
     for (const int64_t channels : {256, 300, 37}) run_conv_prefill(channels, io);
   }
 }

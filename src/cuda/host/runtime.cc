@@ -6,6 +6,8 @@
 
 #include "cuda/host/device.h"
 #include "cuda/host/error.h"
+#include "cuda/host/launch.h"
+#include "cuda/kernels/projection_rows/params.h"
 
 namespace kda::cuda {
 namespace {
@@ -78,13 +80,18 @@ class Runtime final : public DeviceRuntime {
                      "memory: copy of rows");
   }
 
+  // By a kernel of this library: in a captured graph its programmatic launches follow kernels alone.
   Status zero_rows(void* to, int64_t width, int64_t rows, int64_t pitch, void* stream) const override {
-    const auto bytes = static_cast<size_t>(width);
-    const cudaError_t error = pitch == width || rows == 1
-                                  ? cudaMemsetAsync(to, 0, bytes * static_cast<size_t>(rows), stream_of(stream))
-                                  : cudaMemset2DAsync(to, static_cast<size_t>(pitch), 0, bytes,
-                                                      static_cast<size_t>(rows), stream_of(stream));
-    return to_status(error, "memory: zeros");
+    const DeviceGuard guard(device_);
+    KDA_RETURN_IF_ERROR(guard.status());
+    ProjectionRowsParams p;
+    p.to = to;
+    p.to_dtype = Dtype::kBf16;
+    p.to_stride = pitch / 2;
+    p.rows = rows;
+    p.cols = static_cast<int32_t>(width / 2);
+    return launch(projection_rows_kernel_info(),
+                  {(p.cols + kProjectionRowsColumns - 1) / kProjectionRowsColumns, rows}, p, stream);
   }
 
   Status read(void* host, const void* device, size_t bytes, void* stream) const override {

@@ -1,4 +1,4 @@
-// to = round(from + bias), row by row (L-7 step 1, L-11)
+// to = round(from + bias), row by row (L-7 step 1, L-11); zeros without `from` (L-12)
 //
 // Grid       x: 512 columns a block; y and z: rows.
 // Block      128 threads, each four columns that lie 128 apart; every load of a warp is whole lines.
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(128) projection_rows_kernel(const __grid_const
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int32_t column = first + i * 128;
-    x[i] = column < p.cols ? load_element(p.from, row * p.from_stride + column, p.from_dtype) : 0.0f;
+    x[i] = column < p.cols && p.from != nullptr ? load_element(p.from, row * p.from_stride + column, p.from_dtype) : 0.0f;
     if (p.bias != nullptr && column < p.cols) x[i] = __fadd_rn(x[i], p.bias[column]);
   }
 #pragma unroll

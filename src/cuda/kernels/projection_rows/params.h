@@ -7,7 +7,7 @@
 namespace kda::cuda {
 
 struct ProjectionRowsParams {
-  const void* from = nullptr;  // [rows, cols], row stride in elements
+  const void* from = nullptr;  // [rows, cols], row stride in elements; null: zeros
   void* to = nullptr;          // [rows, cols]; may be `from` itself if the dtypes are equal
   int64_t from_stride = 0, to_stride = 0;
   const float* bias = nullptr;  // [cols], or null
