@@ -1,21 +1,57 @@
 // Status and Result: how functions inside the library report failure. Nothing throws.
 #pragma once
 
+#include <concepts>
+#include <initializer_list>
 #include <optional>
-#include <sstream>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "kda/types.h"
 
 namespace kda {
 
-// Joins its arguments as an output stream would. For messages: error paths only.
+// A part of a message: a text, or a number in the form that an output stream gives it. Lives within the call.
+class Part {
+ public:
+  Part(const char* text) : text_(text) {}
+  Part(std::string_view text) : text_(text) {}
+  Part(const std::string& text) : text_(text) {}
+  Part(char c) : number_{c}, text_(number_, 1) {}
+  template <class T>
+  requires(std::integral<T> && !std::same_as<T, char>) Part(T value) {
+    if constexpr (std::is_signed_v<T>) set(static_cast<long long>(value));
+    else set(static_cast<unsigned long long>(value));
+  }
+  template <std::floating_point T>
+  Part(T value) {
+    set(static_cast<double>(value));
+  }
+  template <class T>
+  requires std::is_enum_v<T> Part(T value) : Part(static_cast<std::underlying_type_t<T>>(value)) {}
+  Part(const void* pointer);
+  Part(const Part&) = delete;  // text_ may point into the object
+  Part& operator=(const Part&) = delete;
+
+  std::string_view text() const { return text_; }
+
+ private:
+  void set(long long value);
+  void set(unsigned long long value);
+  void set(double value);
+
+  char number_[32];
+  std::string_view text_;
+};
+
+std::string join(std::initializer_list<Part> parts);
+
+// Joins its arguments. For messages: error paths only.
 template <class... Args>
 std::string str_cat(const Args&... args) {
-  std::ostringstream out;
-  (out << ... << args);
-  return out.str();
+  return join({Part(args)...});
 }
 
 class [[nodiscard]] Status {
@@ -75,9 +111,9 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
-#define KDA_RETURN_IF_ERROR(expr)             \
-  do {                                        \
-    ::kda::Status kda_status_ = (expr);       \
+#define KDA_RETURN_IF_ERROR(expr)              \
+  do {                                         \
+    ::kda::Status kda_status_ = (expr);        \
     if (!kda_status_.ok()) return kda_status_; \
   } while (0)
 

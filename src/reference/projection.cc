@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/sanitizer.h"
 #include "reference/projections.h"
 #include "reference/scalar.h"
 
@@ -28,7 +29,7 @@ struct DenseMatrix final : PackedMatrix {
 
 constexpr int kSums = 8;
 
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__x86_64__) && !defined(KDA_ADDRESS_SANITIZER) && !defined(KDA_THREAD_SANITIZER)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 void dot_tile(const double* x, int64_t x_stride, int64_t rows, const double* w, int64_t n, double* y) {

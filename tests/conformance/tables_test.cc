@@ -1,6 +1,7 @@
 // The tables that `kda check` runs (src/conformance), every row by the portable backend.
 #include <gtest/gtest.h>
 
+#include "base/sanitizer.h"
 #include "conformance/api.h"
 #include "conformance/cases.h"
 
@@ -8,7 +9,7 @@ namespace kda::conformance {
 namespace {
 
 // The oracle is slow under a sanitizer; there a part of the rows has to do.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(KDA_ADDRESS_SANITIZER) || defined(KDA_THREAD_SANITIZER)
 constexpr bool kAllRows = false;
 #else
 constexpr bool kAllRows = true;

@@ -9,7 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include "base/sanitizer.h"
+
+#if defined(KDA_ADDRESS_SANITIZER) || defined(KDA_THREAD_SANITIZER)
 #define KDA_TEST_OWN_MALLOC 0
 #else
 #define KDA_TEST_OWN_MALLOC 1
@@ -36,7 +38,7 @@ template <class Function>
 }  // namespace
 
 // ThreadSanitizer calls some of these before it is set up, and counts its own.
-#if !defined(__SANITIZE_THREAD__)
+#if !defined(KDA_THREAD_SANITIZER)
 extern "C" {
 
 KDA_TEST_REPLACES char* getenv(const char* name) {

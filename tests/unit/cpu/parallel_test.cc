@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/sanitizer.h"
+
 #if defined(__linux__)
 #include <sched.h>
 #include <sys/wait.h>
@@ -93,7 +95,7 @@ TEST(ThreadPool, LeavesTheCallersAffinityAlone) {
   EXPECT_TRUE(CPU_EQUAL(&before, &after));
 }
 
-#if !defined(__SANITIZE_THREAD__)  // which does not follow a fork of a process with threads
+#if !defined(KDA_THREAD_SANITIZER)  // which does not follow a fork of a process with threads
 TEST(ThreadPool, AForkedChildHasNoHelpersAndFinishesAlone) {
   auto pool = std::make_unique<ThreadPool>(2);
   pool->parallel().run(2, [](int32_t) {});
