@@ -1,7 +1,7 @@
 // Checkpoints inside a prefill: F58, F59, K-1..K-5, H-12.
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class CheckpointsTest : public BackendTest {};
 KDA_FOR_BACKENDS(CheckpointsTest);
@@ -151,4 +151,4 @@ TEST_P(CheckpointsTest, F60_WarmEqualsCold) {
   EXPECT_EQ(first_difference(warm.out, narrow(cold.out, 0, 128, 2)), "");
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -3,7 +3,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 // One call: merged or in three parts, any mode.
@@ -487,4 +487,4 @@ TEST_P(ConvTest, V06_RowsThatDecodeFindsInactive) {
   EXPECT_NE(call.out[0].get({6, 0}), 0);
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

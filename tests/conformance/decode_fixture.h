@@ -6,7 +6,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class DecodeFixture : public DecodeBackendTest {
  protected:
@@ -24,4 +24,4 @@ class DecodeFixture : public DecodeBackendTest {
     return Tensor::full(dtype, {slots, heads, 128, 128}, 0);
   }
 };
-}  // namespace kda::test
+}  // namespace kda::conformance::test

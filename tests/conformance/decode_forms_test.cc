@@ -1,7 +1,7 @@
 // The same decode call in other words, which a backend may hand to other kernels: N-13, P-8, P-9, P-12, R-41, G-3.
 #include "decode_fixture.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 struct Form {
@@ -100,4 +100,4 @@ TEST_P(DecodeFormsTest, N13_P12_G03_OtherWordsSameBits) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -1,10 +1,10 @@
-// Rows of decode calls: slots, active counts, empty and fresh rows, layouts, output rows: F22, F35, F37, F42, F43, F50, F51,
-// P-11, P-14, R-41, V-14.
+// Rows of decode calls: slots, active counts, empty and fresh rows, layouts, output rows: F22, F35, F37, F42, F43,
+// F50, F51, P-11, P-14, R-41, V-14.
 #include <cmath>
 
 #include "decode_fixture.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class DecodeRowsTest : public DecodeFixture {};
 KDA_FOR_BACKENDS(DecodeRowsTest);
@@ -180,4 +180,4 @@ TEST_P(DecodeRowsTest, V14_ValuesAreReadAtExecution) {
   expect_ledger(call.slot(3), {}, {7});
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -3,7 +3,7 @@
 
 #include "decode_fixture.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class DecodeTest : public DecodeFixture {};
 KDA_FOR_BACKENDS(DecodeTest);
@@ -314,4 +314,4 @@ TEST_P(DecodeTest, F57_VerifyAndAcceptanceEqualDecode) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

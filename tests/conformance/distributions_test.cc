@@ -4,7 +4,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class DistributionsTest : public BackendTest {};
 KDA_FOR_BACKENDS(DistributionsTest);
@@ -59,4 +59,4 @@ TEST_P(DistributionsTest, N09_H01_N03_N05_Degenerate) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

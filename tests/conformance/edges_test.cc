@@ -3,7 +3,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class EdgesTest : public BackendTest {};
 KDA_FOR_BACKENDS(EdgesTest);
@@ -114,4 +114,4 @@ TEST(Candidates, R51_APoolIsTheSameForEachOfThem) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -5,7 +5,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 void set_rows(Tensor& t, const std::function<double(int64_t token, int64_t head, int64_t channel)>& f) {
@@ -363,4 +363,4 @@ TEST_P(GatesTest, Z12_NoDecayKeepsTheBitsOfAnUntouchedState) {
   EXPECT_EQ(first_difference(r.state, p.state), "");
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

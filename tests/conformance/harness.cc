@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 bool has_candidate(kda_operator op, const void* desc, const std::string& backend) {
   struct Search {
@@ -188,4 +188,4 @@ Outcome oracle_with_flags(const Problem& p, const std::vector<int64_t>& has_stat
   return oracle(q);
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "conformance/compare.h"
+#include "conformance/distributions.h"
 #include "conformance/limits.h"
-#include "support/api.h"
-#include "support/compare.h"
-#include "support/distributions.h"
-#include "support/random.h"
-#include "support/rounding.h"
-#include "support/tensor.h"
+#include "conformance/random.h"
+#include "conformance/rounding.h"
+#include "conformance/tensor.h"
+#include "support/device.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 // "cuda_portable" and the like: on the device of the program in tests/cuda.
 #ifndef KDA_CONFORMANCE_BACKENDS
@@ -24,7 +24,8 @@ namespace kda::test {
 #endif
 inline const std::vector<std::string> kBackends = {KDA_CONFORMANCE_BACKENDS};
 
-// True if some candidate of the operator bears the name on the device that the name means. `desc` is the operator's description.
+// True if some candidate of the operator bears the name on the device that the name means. `desc` is the operator's
+// description.
 bool has_candidate(kda_operator op, const void* desc, const std::string& backend);
 
 using conformance::Arithmetic;
@@ -52,8 +53,7 @@ class BackendTest : public testing::TestWithParam<std::string> {
   bool may_take_tensor_cores_ = true;
 
   void require(kda_operator op, const void* desc) {
-    if (!has_candidate(op, desc, GetParam()))
-      GTEST_SKIP() << "no candidate '" << GetParam() << "' for this operator";
+    if (!has_candidate(op, desc, GetParam())) GTEST_SKIP() << "no candidate '" << GetParam() << "' for this operator";
   }
   void SetUp() override {
     kda_prefill_desc d = prefill_desc(field_problem({{1}, 1}), "auto");
@@ -73,11 +73,11 @@ class DecodeBackendTest : public BackendTest {
 
 inline std::string backend_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
 #define KDA_FOR_BACKENDS(SUITE) \
-  INSTANTIATE_TEST_SUITE_P(Backends, SUITE, ::testing::ValuesIn(kBackends), ::kda::test::backend_name)
+  INSTANTIATE_TEST_SUITE_P(Backends, SUITE, ::testing::ValuesIn(kBackends), ::kda::conformance::test::backend_name)
 
 #define EXPECT_WITHIN(comparison, limit)                                         \
   do {                                                                           \
-    const ::kda::test::Comparison kda_c_ = (comparison);                         \
+    const ::kda::conformance::Comparison kda_c_ = (comparison);                  \
     EXPECT_TRUE(kda_c_.within(limit)) << kda_c_.text() << "; limit " << (limit); \
   } while (0)
 
@@ -145,4 +145,4 @@ std::vector<double> rows(const Tensor& x, int64_t begin, int64_t count);
 // The oracle's out rows and states of a packed problem whose sequences may be fresh one by one.
 Outcome oracle_with_flags(const Problem& p, const std::vector<int64_t>& has_state);
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -5,9 +5,10 @@
 #include <cstdlib>
 #include <string>
 
-#include "support/api.h"
+#include "conformance/api.h"
+#include "conformance/distributions.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 TEST(Isa, TheForcedOneRuns) {
@@ -30,4 +31,4 @@ TEST(Isa, TheForcedOneRuns) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

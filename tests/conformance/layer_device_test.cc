@@ -6,7 +6,7 @@
 #include "harness.h"
 #include "support/vectors.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 using conformance::LayerModel;
@@ -216,4 +216,4 @@ TEST_P(LayerDeviceTest, N04_N05_N12_ResidualNorm) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

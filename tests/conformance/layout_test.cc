@@ -3,7 +3,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class LayoutTest : public BackendTest {
  protected:
@@ -439,4 +439,4 @@ TEST_P(DecodeLayoutTest, F15_V08_ShortPromptThenDecode) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -1,7 +1,7 @@
 // Steps with chunk and recurrent rows, and prefill between two state copies (R-40..R-45, R-64, T-19).
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class MixedStepTest : public DecodeBackendTest {
  protected:
@@ -161,4 +161,4 @@ TEST_P(MixedStepTest, T19_R45_GatherPrefillScatterEqualsInPlace) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

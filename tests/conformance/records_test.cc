@@ -4,7 +4,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 Tensor row_of_ints(const std::vector<int64_t>& x) { return Tensor::ints(x); }
@@ -338,4 +338,4 @@ TEST_P(RecordsTest, F53_LedgerThroughFoldedSteps) {
   expect_ledger(records.slot(1), iota(10));
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

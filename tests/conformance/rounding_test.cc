@@ -3,7 +3,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class RoundingTest : public BackendTest {
  protected:
@@ -269,4 +269,4 @@ TEST_P(DecodeRoundingTest, F12_N01_ThePoolsDtypeDecides) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -3,7 +3,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class SegmentsTest : public BackendTest {
  protected:
@@ -229,4 +229,4 @@ TEST_P(SegmentsTest, S05_NoVectorGrows) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -4,7 +4,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class SequencesTest : public BackendTest {
  protected:
@@ -403,4 +403,4 @@ TEST_P(SequencesTest, F26_R32_R63_LengthsAtThePlansBounds) {
   EXPECT_WITHIN(compare_states(r.state.values(), reference.state.values(), 1, 32 * 32), limits(KDA_BF16).state);
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <thread>
 
+#include "conformance/covering.h"
 #include "harness.h"
-#include "support/covering.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 // Lengths in a batch. Together they hold every length of R-61 up to 1000; 8192 has its own test.
@@ -304,4 +304,4 @@ TEST_P(ShapesTest, N12_SameBitsForAnyNumberOfThreads) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -4,7 +4,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class ShardsTest : public BackendTest {
  protected:
@@ -115,4 +115,4 @@ TEST_P(ShardsTest, F64_S09_BordersBetweenRequestsResetIt) {
   expect_unsplit({1, 9}, {{{0, 0, 1}, {1, 0, 1}}, {{1, 1, 8}}});
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

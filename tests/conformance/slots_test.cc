@@ -3,7 +3,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class SlotsTest : public BackendTest {};
 KDA_FOR_BACKENDS(SlotsTest);
@@ -203,4 +203,4 @@ TEST_P(SlotsTest, F24_PoolOffsetsPast2To31) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

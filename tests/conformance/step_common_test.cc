@@ -1,10 +1,10 @@
-// decode_step's common call (one token a row, HV = H, K = V = 128, W = 4, aligned 16-bit io), which backends may serve
-// by kernels of its own: the bits of the same call with output rows named one by one, and of the chain (L-8).
+// decode_step's common call (one token a row, HV = H, K = V = 128, W = 4, aligned 16-bit io), which backends may
+// serve by kernels of its own: the bits of the same call with output rows named one by one, and of the chain (L-8).
 #include <cmath>
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 #ifndef KDA_TEST_MANY_HEADS
@@ -69,13 +69,15 @@ class CommonStepTest : public BackendTest {
       x[i] = shift + factor * uniform(stream, i + static_cast<uint64_t>(seed) * 1000003);
     return Tensor::of(dtype, std::move(shape), x);
   }
-  static Call call_of(const Form& f, int64_t seed, const std::vector<int64_t>& lengths, const std::vector<int64_t>& slots) {
+  static Call call_of(const Form& f, int64_t seed, const std::vector<int64_t>& lengths,
+                      const std::vector<int64_t>& slots) {
     Call c;
     std::vector<int64_t> cu = {0};
     for (int64_t n : lengths) cu.push_back(cu.back() + n);
     const int64_t T = cu.back(), H = f.heads;
     c.x = random(f.io, {T, 3 * H * kDim}, 1, seed, 1);
-    c.gate = f.family == KDA_GATE_PLAIN ? random(f.gate, {T, H, kDim}, 4, seed, 1, -1.5) : random(f.gate, {T, H, kDim}, 4, seed, 4);
+    c.gate = f.family == KDA_GATE_PLAIN ? random(f.gate, {T, H, kDim}, 4, seed, 1, -1.5)
+                                        : random(f.gate, {T, H, kDim}, 4, seed, 4);
     c.beta = random(f.beta, {T, H}, 5, seed, 3);
     c.z = random(f.io, {T, H, kDim}, 11, seed, 2);
     c.offsets = Tensor::ints(cu);
@@ -235,4 +237,4 @@ TEST_P(CommonStepTest, P15_NanStaysInItsRow) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

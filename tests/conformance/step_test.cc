@@ -3,7 +3,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 constexpr int64_t kH = 2, kHV = 4, kDim = 128, kTaps = 4;
@@ -473,4 +473,4 @@ TEST_P(ChainTest, R50_R65_PrefillDecodeVerifyPrefillEqualsOneShot) {
                 1e-5);
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -3,7 +3,7 @@
 
 #include "harness.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 using Vectors = std::map<std::string, Tensor>;
@@ -124,4 +124,4 @@ TEST_P(DecodeVectorsTest, R67_E07_ThirtyTwoDecodeSteps) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

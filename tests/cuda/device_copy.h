@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "base/tensor.h"
+#include "conformance/api.h"
+#include "conformance/tensor.h"
 #include "kda/kda.h"
 #include "runtime.h"
-#include "support/api.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 constexpr kda_device kDevice{KDA_CUDA, 0};
 
@@ -139,4 +140,4 @@ class DeviceContext {
   kda_context* context_ = nullptr;
 };
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

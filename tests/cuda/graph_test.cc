@@ -1,5 +1,6 @@
-// Captured calls follow the device (F52), two streams and two threads agree with one (F27), a spinning neighbour changes
-// nothing (F28), and a capture of many mixed calls succeeds, which an allocation or a wait would end (F30, G-11).
+// Captured calls follow the device (F52), two streams and two threads agree with one (F27), a spinning neighbour
+// changes nothing (F28), and a capture of many mixed calls succeeds, which an allocation or a wait would end (F30,
+// G-11).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 #include "runtime.h"
 #include "spin.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 using conformance::Mirror;
@@ -142,7 +143,8 @@ TEST_P(GraphTest, F30_ManyMixedCallsCanBeCaptured) {
   Graph graph([&](cudaStream_t s) {
     for (int i = 0; i < 1000; ++i) {
       const auto begin = std::chrono::steady_clock::now();
-      ASSERT_EQ(i % 2 ? kda_decode_run(plan.get(), &a.args, {}, s) : kda_decode_run(plain.get(), &b.args, {}, s), KDA_OK);
+      ASSERT_EQ(i % 2 ? kda_decode_run(plan.get(), &a.args, {}, s) : kda_decode_run(plain.get(), &b.args, {}, s),
+                KDA_OK);
       const double us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
       sum += us;
       worst = std::max(worst, us);
@@ -341,4 +343,4 @@ TEST(CudaBackends, N13_AloneOrAmongMany) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -10,7 +10,7 @@
 #include "harness.h"
 #include "runtime.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 using conformance::LayerModel;
@@ -206,4 +206,4 @@ TEST(LayerProjections, N13_RowsOfALargeBatch) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -6,7 +6,7 @@
 #include "device_copy.h"
 #include "unit/core/metadata_fixture.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 kda_status run_on_cpu(const Plan& plan, kda_metadata_args args) {
@@ -213,4 +213,4 @@ TEST(MetadataDevice, M02_M28_M31_F52_ACapturedBuildFollowsTheDevice) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

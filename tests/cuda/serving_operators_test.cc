@@ -9,7 +9,7 @@
 #include "harness.h"
 #include "serving_calls.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 using bench::Setting;
@@ -235,4 +235,4 @@ TEST_F(ServingOperators, T14_T16_R66_UnderCaptureToo) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -8,7 +8,7 @@
 #include "serving_calls.h"
 #include "unit/core/metadata_fixture.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 using cuda_test::CudaCalls;
@@ -226,4 +226,4 @@ TEST_F(Serving, T13_Y17_TheVariantTableIsConstant) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

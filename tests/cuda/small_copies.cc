@@ -5,7 +5,7 @@
 #include "harness.h"
 #include "runtime.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 int failures = 0;
@@ -147,4 +147,4 @@ int run_copies_and_metadata() {
   return failures;
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

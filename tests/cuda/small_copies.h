@@ -1,9 +1,9 @@
 // State copies and metadata on small shapes, for compute-sanitizer.
 #pragma once
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 // Number of calls that failed.
 int run_copies_and_metadata();
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -7,7 +7,7 @@
 #include "runtime.h"
 #include "small_copies.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 int failures = 0;
@@ -231,12 +231,12 @@ void run_the_operators(bool skip_barriers) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test
 
 // --copies: state copies and metadata alone.
 // --skip barriers: for a tool that cannot follow barriers in shared memory (docs/kernels/prefill.md, decode_step.md).
 int main(int argc, char** argv) {
-  using namespace kda::test;
+  using namespace kda::conformance::test;
   const bool only_copies = argc > 1 && std::strcmp(argv[1], "--copies") == 0;
   const bool skip_barriers = argc > 2 && std::strcmp(argv[1], "--skip") == 0 && std::strcmp(argv[2], "barriers") == 0;
   kda::cuda_test::Memory memory;

@@ -11,7 +11,7 @@
 
 #include "device_copy.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 kda_state_copy_args device_args(const kda_tensor& pool, const kda_tensor& indices, const kda_tensor& packed,
@@ -382,4 +382,4 @@ TEST(StateCopyDevice, T14_Y20_Y21_F29_TheLoadersSettings) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -8,7 +8,7 @@
 #include "harness.h"
 #include "runtime.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 class Device {
@@ -196,4 +196,4 @@ TEST_F(TwoDevices, T17_AThreadEachAndOneResetsWhileTheOtherServes) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

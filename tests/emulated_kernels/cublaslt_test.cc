@@ -13,7 +13,7 @@
 #include "conformance/layer.h"
 #include "fake_cublaslt.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 namespace lt = kda::cuda::lt;
@@ -134,4 +134,4 @@ TEST(CublasLtPlan, R05_RefusalsNameTheLibrary) {
   EXPECT_FALSE(plan_of(0, KDA_FP64).ok());
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -7,7 +7,7 @@
 #include "cuda/kernels/metadata/kernel.cuh"
 #include "unit/core/metadata_fixture.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 thread_local __align__(16) unsigned char s_unused[emulation::kSharedBytes];
@@ -120,4 +120,4 @@ TEST(ChunkKernel, M14_M19_ChunkTablesAlone) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

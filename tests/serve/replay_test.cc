@@ -1,7 +1,5 @@
 // Replays of a small synthetic trace: everything that batch invariance promises not to change a bit (N-13, design.md
 // 4) leaves every request's digest as it is, and the oracle agrees.
-#include "serve/replay.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -13,6 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
+
+#include "replay_run.h"
 
 namespace kda::serve {
 namespace {
@@ -50,24 +50,6 @@ ReplayOptions base() {
   o.verify = 0;
   o.digests = true;
   return o;
-}
-
-std::unique_ptr<Replay> run(const ReplayOptions& o) {
-  auto replay = Replay::prepare(o);
-  EXPECT_TRUE(replay.ok()) << replay.status().message();
-  if (!replay.ok()) return nullptr;
-  const std::atomic<bool> stop{false};
-  Status status = replay.value()->run(stop, {});
-  EXPECT_TRUE(status.ok()) << status.message();
-  status = replay.value()->verify_results(stop);
-  EXPECT_TRUE(status.ok()) << status.message();
-  EXPECT_EQ(replay.value()->stats().finished, replay.value()->stats().total);
-  return std::move(replay.value());
-}
-
-std::string digests(const ReplayOptions& o) {
-  const auto replay = run(o);
-  return replay ? replay->digests_text() : "";
 }
 
 class Digests : public testing::Test {

@@ -116,7 +116,7 @@ KDA_TEST_REPLACES int64_t SupportedTargets() {
 }
 }  // namespace hwy
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 std::string ServingCalls::text() const {
   return std::to_string(allocations) + " allocations, " + std::to_string(frees) + " frees, " +
@@ -145,4 +145,4 @@ ServingCalls ServingGuard::calls() const {
 
 bool ServingGuard::counts_allocations() { return KDA_TEST_OWN_MALLOC != 0; }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

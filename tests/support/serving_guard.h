@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 struct ServingCalls {
   long allocations = 0;  // malloc, calloc, realloc, aligned_alloc, posix_memalign, and so operator new
@@ -32,4 +32,4 @@ class ServingGuard {
   static bool counts_allocations();
 };
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

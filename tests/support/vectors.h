@@ -6,7 +6,7 @@
 
 #include "conformance/vectors.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 // A program that was packed for another machine finds its data beside itself (scripts/gpu-check).
 inline std::string data_dir() {
@@ -14,8 +14,8 @@ inline std::string data_dir() {
   return given != nullptr ? given : KDA_TEST_DATA_DIR;
 }
 
-inline conformance::Vectors load_vectors(const std::string& name) {
-  return conformance::read_vectors(data_dir() + "/vectors/" + name + ".safetensors");
+inline Vectors load_vectors(const std::string& name) {
+  return read_vectors(data_dir() + "/vectors/" + name + ".safetensors");
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -4,9 +4,10 @@
 
 #include <functional>
 
-#include "support/api.h"
+#include "conformance/api.h"
+#include "conformance/tensor.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 constexpr int64_t K = 4, V = 4, W = 3, kSlots = 6, kChannels = 2 * K + V;
@@ -241,4 +242,4 @@ TEST_P(CheckedMode, G07_W03_W04_K03_Conv) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

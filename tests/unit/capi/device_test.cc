@@ -4,9 +4,9 @@
 #include <cstring>
 #include <string>
 
-#include "support/api.h"
+#include "conformance/api.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 TEST(DeviceMemory, G04_AllocatesAlignedAndCopies) {
@@ -77,4 +77,4 @@ TEST(DeviceGraphs, G04_TheCpuHasNone) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

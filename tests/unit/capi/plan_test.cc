@@ -6,9 +6,11 @@
 #include <set>
 #include <string>
 
-#include "support/api.h"
+#include "conformance/api.h"
+#include "conformance/distributions.h"
+#include "conformance/tensor.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 Problem small() {
@@ -169,4 +171,4 @@ TEST(Descriptions, E05_BetaPerChannelIsUnsupported) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -3,9 +3,11 @@
 
 #include <functional>
 
-#include "support/api.h"
+#include "conformance/api.h"
+#include "conformance/distributions.h"
+#include "conformance/tensor.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 // One valid prefill over a pool; each case spoils one thing.
@@ -38,7 +40,8 @@ class PrefillRefusals : public ::testing::Test {
     Plan plan = make_plan(desc_);
     ASSERT_TRUE(plan.ok()) << plan.message();
     EXPECT_EQ(plan.run(args_), status) << plan.message();
-    for (const char* word : words) EXPECT_NE(plan.message().find(word), std::string::npos) << word << " in: " << plan.message();
+    for (const char* word : words)
+      EXPECT_NE(plan.message().find(word), std::string::npos) << word << " in: " << plan.message();
     EXPECT_EQ(pool.changes_outside(pool_), "");
     EXPECT_EQ(out.changes_outside(out_), "");
     args_ = good;
@@ -80,9 +83,7 @@ TEST_F(PrefillRefusals, G08_InnerDimensionsMustBeDense) {
 
 TEST_F(PrefillRefusals, G09_OutputsApartFromInputs) {
   refused(KDA_INVALID_ARGUMENT, {"out", "v"}, [&] { args_.out.data = args_.v.data; });
-  refused(KDA_INVALID_ARGUMENT, {"final_state", "state"}, [&] {
-    args_.final_state = narrow(args_.state, 0, 1, 2);
-  });
+  refused(KDA_INVALID_ARGUMENT, {"final_state", "state"}, [&] { args_.final_state = narrow(args_.state, 0, 1, 2); });
 }
 
 TEST_F(PrefillRefusals, G09_RowsThatInterleaveInOneBufferAreAccepted) {
@@ -230,4 +231,4 @@ TEST(Library, VersionsAndNames) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

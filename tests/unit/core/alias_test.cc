@@ -3,8 +3,8 @@
 
 #include <set>
 
+#include "conformance/random.h"
 #include "core/validate.h"
-#include "support/random.h"
 
 namespace kda {
 namespace {
@@ -28,7 +28,7 @@ std::set<int64_t> bytes_of(const kda_tensor& t) {
 TEST(Aliasing, G09_AcceptsOnlyViewsThatShareNothing) {
   static unsigned char memory[4096];
   uint64_t seed = 0;
-  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(test::splitmix64(seed++) % n); };
+  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(conformance::splitmix64(seed++) % n); };
   int accepted = 0;
   for (int round = 0; round < 20000; ++round) {
     // Slices of one [slots, rows, columns] buffer with gaps, some of other shapes and strides.
@@ -59,7 +59,7 @@ TEST(Aliasing, G09_AcceptsOnlyViewsThatShareNothing) {
 TEST(Aliasing, G09_WrittenViewsDoNotOverlapThemselves) {
   static unsigned char memory[1 << 14];
   uint64_t seed = 7;
-  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(test::splitmix64(seed++) % n); };
+  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(conformance::splitmix64(seed++) % n); };
   int accepted = 0;
   for (int round = 0; round < 20000; ++round) {
     kda_tensor t = make_tensor(memory + (1 << 13), KDA_BF16, {1 + draw(4), 1 + draw(4), 1 + draw(4)});

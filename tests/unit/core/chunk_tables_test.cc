@@ -4,11 +4,11 @@
 #include <functional>
 #include <random>
 
+#include "conformance/covering.h"
 #include "metadata_fixture.h"
-#include "support/covering.h"
 #include "support/serving_guard.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 int64_t bound(int64_t tokens, int64_t sequences, int64_t chunk) {
@@ -93,7 +93,8 @@ std::vector<Hook> registered_hooks() {
   for (size_t i = 0; kda_metadata_backend_name(i, &name) == KDA_OK; ++i) {
     kda_device_type device;
     EXPECT_EQ(kda_metadata_find(name, &device, nullptr), KDA_OK);
-    if (device != (on_device() ? KDA_CUDA : KDA_CPU) || std::string(name).rfind("TEST_", 0) == 0) continue;  // faulty ones of other tests
+    if (device != (on_device() ? KDA_CUDA : KDA_CPU) || std::string(name).rfind("TEST_", 0) == 0)
+      continue;  // faulty ones of other tests
     hooks.push_back({name, name, nullptr});
     hooks.push_back({std::string(name) + " host", name, "host"});
   }
@@ -332,4 +333,4 @@ TEST(ChunkTables, M31_BuildsAllocateNothing) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

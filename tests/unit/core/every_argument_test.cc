@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "capi/guard.h"
+#include "conformance/api.h"
 #include "core/plan.h"
-#include "support/api.h"
 #include "support/serving_guard.h"
 
 namespace kda {
@@ -233,7 +233,7 @@ class Call {
  public:
   using Args = typename Op::Args;
 
-  explicit Call(kda_context* context = test::cpu_context()) {
+  explicit Call(kda_context* context = conformance::cpu_context()) {
     args_.struct_size = sizeof args_;
     typename Op::Desc desc{};
     valid(arena_, desc, args_);
@@ -330,8 +330,9 @@ TYPED_TEST(EveryArgument, G06_DtypeRankDeviceAddressAndSize) {
     return present(t);
   });
   call.each("at an odd address", [](const auto&, kda_tensor& t, bool) {
+    if (!present(t) || dtype_size(t.dtype) == 1) return false;
     t.data = static_cast<char*>(t.data) + 1;
-    return present(t) && dtype_size(t.dtype) > 1;
+    return true;
   });
   call.each("of a negative size", [](const auto&, kda_tensor& t, bool) {
     t.shape[0] = -1;
@@ -380,9 +381,9 @@ TYPED_TEST(EveryArgument, R35_TheWorkspaceLiesApart) {
 }
 
 TYPED_TEST(EveryArgument, G11_RunsAllocateLockAndLookUpNothing) {
-  Call<TypeParam> call(test::cpu_context(1));  // of a pool's threads more is excepted
+  Call<TypeParam> call(conformance::cpu_context(1));  // of a pool's threads more is excepted
   ASSERT_TRUE(call.run(call.args()).ok());
-  const test::ServingGuard guard;
+  const conformance::test::ServingGuard guard;
   const kda_status code = call.run(call.args()).code();
   EXPECT_EQ(guard.calls().total(), 0) << guard.calls().text();
   EXPECT_EQ(code, KDA_OK);

@@ -12,10 +12,11 @@
 #include <vector>
 
 #include "base/tensor.h"
+#include "conformance/tensor.h"
 #include "kda/kda.h"
-#include "support/api.h"
+#include "support/device.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 using Ints = std::vector<int64_t>;
 
@@ -198,9 +199,9 @@ inline Plan metadata_plan(const kda_metadata_desc& desc, kda_context* context = 
 inline kda_status run(const Plan& plan, kda_metadata_args args) {
   const auto call = [&] { return kda_metadata_run(plan.get(), &args, kda_workspace{}, nullptr); };
   if (!on_device()) return call();
-  std::vector<kda_tensor*> tensors{&args.step.query_start_loc, &args.step.computed, &args.step.has_state,
-                                   &args.step.prefilling,      &args.step.drafts,   &args.step.num_active,
-                                   &args.accepted,             &args.slot_table};
+  std::vector<kda_tensor*> tensors{
+      &args.step.query_start_loc, &args.step.computed,   &args.step.has_state, &args.step.prefilling,
+      &args.step.drafts,          &args.step.num_active, &args.accepted,       &args.slot_table};
   auto* tables = reinterpret_cast<kda_tensor*>(&args.tables);
   for (size_t i = 0; i < sizeof(args.tables) / sizeof(kda_tensor); ++i) tensors.push_back(tables + i);
   return call_there(tensors, call);
@@ -248,4 +249,4 @@ inline StepInput random_step(std::mt19937_64& random, int64_t n, int32_t width, 
   return s;
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -1,7 +1,7 @@
 // The definition of the step tables (spec M-4..M-15), written for reading and independent of src/core.
 #include "metadata_fixture.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 struct Row {
@@ -120,4 +120,4 @@ Expected model_step(const kda_metadata_desc& desc, const StepInput& s) {
   return e;
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

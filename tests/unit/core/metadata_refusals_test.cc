@@ -1,7 +1,7 @@
 // What a metadata plan refuses, and what it makes of bad device values (spec G-6, M-19, M-27).
 #include "metadata_fixture.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 TEST(Metadata, M27_AboveCapacityIsRefusedWithBothNumbersAndNothingWritten) {
@@ -171,4 +171,4 @@ TEST(Metadata, DescriptionsAreChecked) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

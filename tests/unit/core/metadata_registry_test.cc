@@ -5,7 +5,7 @@
 #include "cpu/metadata.h"
 #include "metadata_fixture.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 // A step with decodes, prefills, spec rows and an empty one.
@@ -228,4 +228,4 @@ TEST(MetadataRegistry, M24_BuiltInFirstAndVendorsByOneCall) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

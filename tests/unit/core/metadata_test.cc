@@ -4,7 +4,7 @@
 #include "metadata_fixture.h"
 #include "support/serving_guard.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 void expect_tables(const Tables& tables, const Expected& expected) {
@@ -457,4 +457,4 @@ TEST(Metadata, F41_M21_M31_ValuesAreReadAnewAtTheSameAddress) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

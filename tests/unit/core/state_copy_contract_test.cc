@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "conformance/covering.h"
+#include "conformance/rounding.h"
 #include "state_copy_fixture.h"
-#include "support/covering.h"
-#include "support/rounding.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 constexpr int64_t kMaxSelected = 131;
@@ -455,4 +455,4 @@ TEST(StateCopy, N12_ThreadCountChangesNoBit) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

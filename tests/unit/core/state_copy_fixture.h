@@ -15,9 +15,9 @@
 
 #include "base/tensor.h"
 #include "kda/kda.h"
-#include "support/api.h"
+#include "support/device.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 // Bytes at an address of a chosen class mod 16, full of a seeded pattern, with guards on both sides.
 class CopyMemory {
@@ -207,4 +207,4 @@ inline void model_scatter(Pool& pool, const Indices& idx, const Packed& packed) 
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -1,9 +1,9 @@
 // Gather, prefill over packed states, scatter against prefill by slots in place (spec T-19, R-45).
+#include "conformance/distributions.h"
+#include "conformance/rounding.h"
 #include "state_copy_fixture.h"
-#include "support/distributions.h"
-#include "support/rounding.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 // Pools of float states: the fixture's byte pattern would be full of NaN.
@@ -73,4 +73,4 @@ TEST(StateCopyPrefill, T19_R45_BothRoutesGiveTheSamePoolBits) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

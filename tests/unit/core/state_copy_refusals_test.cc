@@ -3,7 +3,7 @@
 #include "state_copy_fixture.h"
 #include "state_copy_stub.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 class Refusal : public ::testing::Test {
@@ -292,4 +292,4 @@ TEST_F(Refusal, T15_T07_Y25_AllowedObserverCountsLaunchesAndAnEmptyCallHasNone) 
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

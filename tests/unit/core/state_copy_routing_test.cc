@@ -3,7 +3,7 @@
 #include "state_copy_fixture.h"
 #include "state_copy_stub.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 struct Routed {
@@ -196,4 +196,4 @@ TEST_F(Routing, Explain_ListsBothKindsWithTheirConditions) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -4,7 +4,7 @@
 #include "state_copy_fixture.h"
 #include "support/serving_guard.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 struct OwnContext {
@@ -160,4 +160,4 @@ TEST(StateCopyServing, C22_ManyThreadsShareOnePlan) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -10,7 +10,7 @@
 
 #include "core/state_copy_backend.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class StubCopyBackend : public CopyBackend {
  public:
@@ -88,4 +88,4 @@ struct StubWorld {
   Context context;
 };
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

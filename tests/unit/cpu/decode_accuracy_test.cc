@@ -4,11 +4,13 @@
 
 #include <map>
 
-#include "support/api.h"
-#include "support/compare.h"
+#include "conformance/api.h"
+#include "conformance/compare.h"
+#include "conformance/distributions.h"
+#include "conformance/tensor.h"
 #include "unit/cpu/isa_contexts.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 class DecodeAccuracy : public testing::TestWithParam<std::string> {};
@@ -63,4 +65,4 @@ TEST_P(DecodeAccuracy, N09_DegenerateDistributions) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

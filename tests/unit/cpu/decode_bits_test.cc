@@ -4,10 +4,10 @@
 
 #include <cmath>
 
-#include "support/random.h"
+#include "conformance/random.h"
 #include "unit/cpu/isa_contexts.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 class DecodeBits : public testing::TestWithParam<std::string> {};
@@ -179,4 +179,4 @@ TEST_P(DecodeBits, F06_IllegalGatesStayInTheirRow) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

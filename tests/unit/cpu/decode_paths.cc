@@ -5,9 +5,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "support/rounding.h"
+#include "conformance/rounding.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 int64_t part_channels(const StepShape& s, int part) {
@@ -338,4 +338,4 @@ std::string Path::guards() const {
   return report + u_.guard_report() + kg_.guard_report() + count_.guard_report();
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

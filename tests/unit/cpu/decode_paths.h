@@ -7,11 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "support/api.h"
-#include "support/random.h"
+#include "conformance/api.h"
+#include "conformance/random.h"
+#include "conformance/tensor.h"
 #include "unit/cpu/isa_contexts.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 struct StepShape {
   int64_t H = 2, HV = 2, K = 16, V = 24, W = 4;
@@ -90,4 +91,4 @@ class Path {
 // Inputs of one token as values before rounding.
 std::vector<double> token_values(const Content& c, uint32_t stream, int64_t n, double scale);
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

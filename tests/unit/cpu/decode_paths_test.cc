@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "support/rounding.h"
+#include "conformance/rounding.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 // What one request did: the text position of its next base token, and what its last verify got accepted.
@@ -176,4 +176,4 @@ TEST(DecodePaths, L08_FusedEqualsChainWith16BitPools) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

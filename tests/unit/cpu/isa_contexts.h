@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "support/api.h"
+#include "conformance/api.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 // "avx512", "avx2", "portable": what kda_cpu_isas() names.
 inline std::vector<std::string> isas() {
@@ -41,4 +41,4 @@ inline kda_context* isa_context(const std::string& isa, int threads = 2) {
   return context.get();
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -2,10 +2,10 @@
 // gate families, lengths.
 #include <gtest/gtest.h>
 
-#include "support/compare.h"
+#include "conformance/compare.h"
 #include "unit/cpu/isa_contexts.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 struct Limits {
@@ -114,4 +114,4 @@ TEST(Prefill, F38_TypesOfThisCall) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <limits>
 
-#include "support/compare.h"
+#include "conformance/compare.h"
 #include "unit/cpu/isa_contexts.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -369,4 +369,4 @@ TEST_P(Bits, N02_StatesAreRoundedOnceAtTheEnd) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -5,10 +5,10 @@
 
 #include <cmath>
 
-#include "support/compare.h"
+#include "conformance/compare.h"
 #include "unit/cpu/isa_contexts.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 constexpr int64_t kK = 128, kV = 20;
@@ -359,4 +359,4 @@ TEST_P(Pools, R03_WithoutAFinalDestinationNoneIsWritten) {
   EXPECT_EQ(before.changes_outside(s.pool), "");
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

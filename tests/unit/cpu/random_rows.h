@@ -7,10 +7,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "support/api.h"
-#include "support/random.h"
+#include "conformance/api.h"
+#include "conformance/random.h"
+#include "conformance/tensor.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 struct RowShape {
   int64_t slots = 9;       // of the pools
@@ -112,4 +113,4 @@ struct RandomRows {
   }
 };
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -3,12 +3,12 @@
 // within N-9 (spec P, V-2..V-6, V-10, W-2..W-4, K-2).
 #include <gtest/gtest.h>
 
-#include "support/compare.h"
-#include "support/rounding.h"
+#include "conformance/compare.h"
+#include "conformance/rounding.h"
 #include "unit/cpu/isa_contexts.h"
 #include "unit/cpu/random_rows.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 double limit(kda_dtype io) { return io == KDA_FP32 ? 1e-5 : 1.8e-3; }
@@ -270,4 +270,4 @@ TEST_P(RowRules, W04_ConvRecords) {
 }
 
 }  // namespace
-}  // namespace kda::test
+}  // namespace kda::conformance::test

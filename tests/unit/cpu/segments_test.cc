@@ -3,10 +3,10 @@
 
 #include <cmath>
 
-#include "support/compare.h"
+#include "conformance/compare.h"
 #include "unit/cpu/isa_contexts.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 Problem problem(std::vector<int64_t> lengths, int64_t K, int64_t V) {
@@ -165,4 +165,4 @@ TEST_P(Segments, S09_AbsentSegmentsAreTheIdentityAndNotRead) {
   EXPECT_TRUE(same_bits(select(fresh.starts, 0, 1), narrow(select(all, 0, 0), 1, 0, V)));
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

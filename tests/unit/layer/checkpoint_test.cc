@@ -6,7 +6,7 @@
 
 #include "support.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 constexpr char kPrefix[] = "model.layers.0.self_attn.";
@@ -272,11 +272,11 @@ TEST(FieldCases, F62_F63_BoundsAndHeadSizesOfACheckpoint) {
   d.max_tokens = d.max_sequences = 1;
   d.prefill_backend = "fused";  // there is none on the CPU: refused by name, never replaced
   try {
-    const Plan plan(context, d);
+    const kda::Plan plan(context, d);
     ADD_FAILURE() << "accepted";
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), KDA_UNSUPPORTED);
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

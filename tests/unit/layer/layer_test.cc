@@ -7,7 +7,7 @@
 #include "conformance/layer_vectors.h"
 #include "support.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 using conformance::WeightsHandle;
@@ -265,4 +265,4 @@ TEST(Layer, L13_MasksWithPaddingOnOneSideAlone) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

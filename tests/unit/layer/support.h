@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <kda/kda.hpp>
@@ -12,7 +13,7 @@
 #include "base/safetensors.h"
 #include "conformance/layer.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 namespace fs = std::filesystem;
 using conformance::LayerModel;
@@ -122,4 +123,4 @@ inline LayerRun run_once(const kda_layer_weights* w, const char* projection, kda
   return conformance::prefill_layer(w, context, nullptr, projection, io, rows);
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

@@ -3,12 +3,14 @@
 
 #include <cmath>
 
-#include "support/api.h"
-#include "support/compare.h"
-#include "support/random.h"
-#include "support/rounding.h"
+#include "conformance/api.h"
+#include "conformance/compare.h"
+#include "conformance/distributions.h"
+#include "conformance/random.h"
+#include "conformance/rounding.h"
+#include "conformance/tensor.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 TEST(Oracle, E11_Fp64StatesChainWithoutRounding) {
   FieldInput input;
@@ -189,4 +191,4 @@ TEST(Oracle, F31_SlowDecayOver65536Tokens) {
   for (size_t i = 0; i < before.size(); ++i) EXPECT_NEAR(after[i] / before[i], 0.9365653, 1e-7);
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

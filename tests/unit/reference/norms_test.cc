@@ -1,10 +1,11 @@
 // The oracle against the norms that the specification and the field cases give.
 #include <gtest/gtest.h>
 
-#include "support/api.h"
-#include "support/compare.h"
+#include "conformance/api.h"
+#include "conformance/compare.h"
+#include "conformance/distributions.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 class Norms : public testing::TestWithParam<Distribution> {};
 
@@ -22,4 +23,4 @@ TEST_P(Norms, N10_OutAndStateNormsOfTheDistributions) {
 INSTANTIATE_TEST_SUITE_P(D, Norms, testing::ValuesIn(kDistributions),
                          [](const auto& p) { return std::to_string(p.param.number); });
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

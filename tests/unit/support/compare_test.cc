@@ -1,14 +1,16 @@
 // The comparer can fail: F07's two faults, masks, and the names that it gives.
-#include "support/compare.h"
+#include "conformance/compare.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "support/api.h"
-#include "support/random.h"
+#include "conformance/api.h"
+#include "conformance/distributions.h"
+#include "conformance/random.h"
+#include "conformance/tensor.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 // Widest limit of N-9: tensor cores on degenerate inputs.
@@ -120,4 +122,4 @@ TEST(Comparer, N09_ASingleHeadMayHaveTwiceTheLimit) {
   EXPECT_TRUE(c.within(2e-3));
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

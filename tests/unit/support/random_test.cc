@@ -1,8 +1,8 @@
-#include "support/random.h"
+#include "conformance/random.h"
 
 #include <gtest/gtest.h>
 
-namespace kda::test {
+namespace kda::conformance::test {
 
 TEST(Generator, FieldCases_GivenValues) {
   EXPECT_NEAR(uniform(1, 0), 0.5326035, 5e-8);
@@ -20,4 +20,4 @@ TEST(Generator, FieldCases_ExactInFp32AndInRange) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test

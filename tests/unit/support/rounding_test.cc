@@ -1,5 +1,5 @@
 // The tests' own rounding against values known by hand, and the library's against it.
-#include "support/rounding.h"
+#include "conformance/rounding.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "base/half.h"
-#include "support/random.h"
+#include "conformance/random.h"
 
-namespace kda::test {
+namespace kda::conformance::test {
 namespace {
 
 uint16_t bits(kda_dtype dtype, double x) {
@@ -75,4 +75,4 @@ TEST(Rounding, G02_WideningIsExact) {
   }
 }
 
-}  // namespace kda::test
+}  // namespace kda::conformance::test
