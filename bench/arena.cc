@@ -24,12 +24,9 @@ kda_tensor Arena::room(kda_dtype dtype, const std::vector<int64_t>& shape) {
   t.dtype = dtype;
   t.device = device_;
   t.rank = static_cast<int32_t>(shape.size());
-  int64_t count = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    t.shape[i] = shape[static_cast<size_t>(i)];
-    t.strides[i] = count;
-    if (__builtin_mul_overflow(count, t.shape[i], &count)) throw std::bad_alloc();
-  }
+  std::copy_n(shape.begin(), std::min<size_t>(shape.size(), KDA_MAX_RANK), t.shape);
+  if (kda_tensor_make_dense(&t) != KDA_OK) throw std::bad_alloc();
+  const int64_t count = t.rank > 0 ? t.shape[0] * t.strides[0] : 1;
   // Far more than there is; the product with the dtype's size stays small enough for any allocator.
   if (count > (int64_t{1} << 56)) throw std::bad_alloc();
   const size_t bytes = static_cast<size_t>(count) * kda_dtype_size(dtype);

@@ -108,9 +108,7 @@ kda_tensor tensor(void* data, kda_dtype dtype, std::initializer_list<int64_t> sh
   t.data = data;
   t.dtype = dtype;
   for (int64_t s : shape) t.shape[t.rank++] = s;
-  int64_t stride = 1;
-  for (int i = t.rank - 1; i >= 0; --i) t.strides[i] = stride, stride *= t.shape[i];
-  return t;
+  return kda_tensor_make_dense(&t) == KDA_OK ? t : kda_tensor{};
 }
 
 // One configuration's memory and callables. Every round draws new rows.

@@ -24,6 +24,10 @@ KDA_API const char* kda_last_error(void);
 KDA_API const char* kda_dtype_name(kda_dtype dtype);
 /* Bytes of one element; 0 for KDA_DTYPE_NONE. */
 KDA_API size_t kda_dtype_size(kda_dtype dtype);
+/* Fills in row-major strides for the rank and shape of `tensor`; a size of 0 counts as 1 there. Any thread.
+ * INVALID_ARGUMENT, nothing written: rank not in 0..KDA_MAX_RANK, a size < 0, or sizes whose product, each 0 taken as 1,
+ * is above 2^63-1. */
+KDA_API kda_status kda_tensor_make_dense(kda_tensor* tensor);
 /* Largest verify width (spec V-13, F56). */
 KDA_API int32_t kda_max_verify(void);
 

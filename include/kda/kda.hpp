@@ -105,11 +105,7 @@ inline kda_tensor tensor(const void* data, kda_dtype dtype, std::initializer_lis
   t.dtype = dtype;
   t.device = device;
   for (int64_t s : shape) t.shape[t.rank++] = s;
-  int64_t stride = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
+  check(kda_tensor_make_dense(&t));
   return t;
 }
 // A view with its own strides (in elements).

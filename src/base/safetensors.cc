@@ -5,11 +5,10 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
-#include <nlohmann/json.hpp>
-#include <set>
 #include <tuple>
 
 #include "base/checked.h"
+#include "base/json.h"
 #include "base/tensor.h"
 
 namespace kda {
@@ -67,12 +66,16 @@ Status check_extent(SafetensorsEntry& e, int64_t data_bytes) {
   const ElementType* type = find_type(e.type);
   if (type == nullptr) return {};
   e.dtype = type->dtype;
+  // A tensor without elements, too, must have strides: sizes of 0 count as 1 for the limit (make_dense).
   int64_t bytes = type->size;
+  bool empty = false;
   for (int64_t d : e.shape) {
-    const auto product = checked_mul(bytes, d);
+    const auto product = checked_mul(bytes, std::max<int64_t>(d, 1));
     if (!product) return invalid_argument("shape: wanted a size below 2^63 bytes, got more");
     bytes = *product;
+    empty = empty || d == 0;
   }
+  if (empty) bytes = 0;
   if (bytes == e.end - e.begin) return {};
   return invalid_argument("data_offsets: wanted ", bytes, " bytes for its shape and dtype ", e.type, ", got ",
                           e.end - e.begin);
@@ -90,13 +93,15 @@ Status parse_entry(const Json& value, int64_t data_bytes, SafetensorsEntry& e) {
   e.type = type->get<std::string>();
   for (const Json& d : *shape) {
     const int64_t size = size_of(d);
-    if (size < 0) return invalid_argument("shape: wanted integers from 0 to 2^63-1, got ", d.dump());
+    if (size < 0) return invalid_argument("shape: wanted integers from 0 to 2^63-1, got ", brief(d));
     e.shape.push_back(size);
   }
   e.begin = size_of((*offsets)[0]);
   e.end = size_of((*offsets)[1]);
-  if (e.begin < 0 || e.end < 0)
-    return invalid_argument("data_offsets: wanted integers from 0 to 2^63-1, got ", offsets->dump());
+  if (e.begin < 0 || e.end < 0) {
+    return invalid_argument("data_offsets: wanted integers from 0 to 2^63-1, got ", brief((*offsets)[0]), " and ",
+                            brief((*offsets)[1]));
+  }
   return check_extent(e, data_bytes);
 }
 
@@ -130,19 +135,10 @@ struct FileCloser {
 using File = std::unique_ptr<std::FILE, FileCloser>;
 
 Result<SafetensorsHeader> parse(std::string_view text, int64_t data_bytes) {
-  // A repeated name would hide a tensor: the parser keeps the last one, so names are watched on the way.
-  std::set<std::string> names;
-  std::string repeated;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::key && depth == 1 && !names.insert(value.get<std::string>()).second) {
-      repeated = value.get<std::string>();
-    }
-    return true;
-  };
-  const Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return invalid_argument("header: wanted JSON, got text that does not parse");
+  const auto parsed = parse_json(text);
+  if (!parsed.ok()) return parsed.status().with_context("header");
+  const Json& json = parsed.value();
   if (!json.is_object()) return invalid_argument("header: wanted a JSON object, got ", json.type_name());
-  if (!repeated.empty()) return invalid_argument("header: wanted distinct names, got '", repeated, "' twice");
 
   SafetensorsHeader header;
   for (const auto& [name, value] : json.items()) {
@@ -196,14 +192,8 @@ static kda_tensor dense(kda_dtype dtype, const std::vector<int64_t>& shape) {
   t.dtype = dtype;
   t.device = {KDA_CPU, 0};
   t.rank = static_cast<int32_t>(shape.size());
-  int64_t stride = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    t.shape[i] = shape[static_cast<size_t>(i)];
-    t.strides[i] = stride;
-    // Only a tensor without elements can have sides whose product is too large.
-    if (__builtin_mul_overflow(stride, std::max<int64_t>(t.shape[i], 1), &stride)) stride = 1;
-  }
-  return t;
+  std::copy(shape.begin(), shape.end(), t.shape);
+  return make_dense(t).ok() ? t : kda_tensor{};
 }
 
 kda_tensor HostTensor::view() const {

@@ -1,5 +1,9 @@
 #include "base/tensor.h"
 
+#include <algorithm>
+
+#include "base/checked.h"
+
 namespace kda {
 
 const char* dtype_name(kda_dtype dtype) {
@@ -57,6 +61,22 @@ std::string describe(const kda_tensor& t) {
   return str_cat(dtype_name(t.dtype), " ", shape_string(t), " strides ", list(t.strides, t.rank));
 }
 
+Status make_dense(kda_tensor& t) {
+  if (t.rank < 0 || t.rank > KDA_MAX_RANK) {
+    return invalid_argument("rank: wanted 0 to ", KDA_MAX_RANK, ", got ", t.rank);
+  }
+  int64_t strides[KDA_MAX_RANK + 1], *stride = &strides[t.rank];
+  *stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i, --stride) {
+    if (t.shape[i] < 0) return invalid_argument("shape: wanted sizes >= 0, got ", shape_string(t));
+    if (__builtin_mul_overflow(*stride, std::max<int64_t>(t.shape[i], 1), stride - 1)) {
+      return invalid_argument("shape: wanted a product below 2^63 (a 0 counted as 1), got ", shape_string(t));
+    }
+  }
+  std::copy(strides + 1, strides + 1 + t.rank, t.strides);
+  return {};
+}
+
 int64_t num_elements(const kda_tensor& t) {
   int64_t n = 1;
   for (int i = 0; i < t.rank; ++i) n *= t.shape[i];
@@ -78,8 +98,8 @@ ByteRange byte_range(const kda_tensor& t) {
 bool inner_dense(const kda_tensor& t, int dims) {
   int64_t expected = 1;
   for (int i = t.rank - 1; i >= t.rank - dims && i >= 0; --i) {
-    if (t.shape[i] != 1 && t.strides[i] != expected) return false;
-    expected *= t.shape[i];
+    if (t.shape[i] > 1 && t.strides[i] != expected) return false;
+    expected *= std::max<int64_t>(t.shape[i], 1);
   }
   return true;
 }
@@ -90,12 +110,7 @@ kda_tensor make_tensor(void* data, kda_dtype dtype, std::initializer_list<int64_
   t.dtype = dtype;
   t.device = device;
   for (int64_t s : shape) t.shape[t.rank++] = s;
-  int64_t stride = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
-  return t;
+  return make_dense(t).ok() ? t : kda_tensor{};
 }
 
 IndexView index_view(const kda_tensor& t) {

@@ -51,6 +51,12 @@ const char* kda_status_name(kda_status status) {
 const char* kda_last_error(void) { return kda::capi::last_error.c_str(); }
 const char* kda_dtype_name(kda_dtype dtype) { return kda::dtype_name(dtype); }
 size_t kda_dtype_size(kda_dtype dtype) { return kda::dtype_size(dtype); }
+kda_status kda_tensor_make_dense(kda_tensor* tensor) {
+  return kda::capi::guard([&]() -> kda::Status {
+    KDA_RETURN_IF_ERROR(kda::capi::check_pointer("tensor", tensor));
+    return kda::make_dense(*tensor);
+  });
+}
 int32_t kda_max_verify(void) { return KDA_MAX_VERIFY; }
 const char* kda_cpu_isas(void) { return kda::cpu::available_isa_names(); }
 

@@ -2,6 +2,7 @@
 
 #include <kda/kda.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -74,13 +75,11 @@ int64_t product(const Shape& shape) {
 }
 
 Shape dense_strides(const Shape& shape) {
-  Shape strides(shape.size());
-  int64_t stride = 1;
-  for (size_t d = shape.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= shape[d];
-  }
-  return strides;
+  kda_tensor t{};
+  t.rank = static_cast<int32_t>(shape.size());
+  std::copy_n(shape.begin(), std::min<size_t>(shape.size(), KDA_MAX_RANK), t.shape);
+  if (kda_tensor_make_dense(&t) != KDA_OK) die(kda_last_error());
+  return {t.strides, t.strides + t.rank};
 }
 
 char* element(const kda_tensor& t, int64_t flat) {

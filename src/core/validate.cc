@@ -93,20 +93,23 @@ Status check_view(const char* name, const kda_tensor& t, const kda_device& devic
     return invalid_argument(name, ": wanted a tensor on ", device_name(device.type), ":", device.index, ", got ",
                             device_name(t.device.type), ":", t.device.index);
   }
-  int64_t elements = 1, reach = 0;
+  // A size of 0 counts as 1, so that strides of an empty tensor can be multiplied up too.
+  int64_t extent = 1, reach = 0;
+  bool empty = false;
   for (int i = 0; i < t.rank; ++i) {
     if (t.shape[i] < 0) return invalid_argument(name, ": wanted sizes >= 0, got ", shape_string(t));
-    const auto product = checked_mul(elements, t.shape[i]);
+    const auto product = checked_mul(extent, std::max<int64_t>(t.shape[i], 1));
     const auto step = checked_mul(t.shape[i] > 0 ? t.shape[i] - 1 : 0, t.strides[i]);
     const auto length = step ? checked_mul(*step, *step < 0 ? -1 : 1) : std::nullopt;
     const auto total = length ? checked_add(reach, *length) : std::nullopt;
     if (!product || !total || !checked_mul(*total, 8)) {
       return invalid_argument(name, ": wanted a size below 2^63 bytes, got ", describe(t));
     }
-    elements = *product;
+    extent = *product;
     reach = *total;
+    empty = empty || t.shape[i] == 0;
   }
-  if (elements > 0 && t.data == nullptr) return invalid_argument(name, ": wanted data, got NULL for ", describe(t));
+  if (!empty && t.data == nullptr) return invalid_argument(name, ": wanted data, got NULL for ", describe(t));
   if (reinterpret_cast<uintptr_t>(t.data) % dtype_size(t.dtype) != 0) {
     return invalid_argument(name, ": wanted an address aligned to its element of ", dtype_size(t.dtype),
                             " bytes, got ", t.data);

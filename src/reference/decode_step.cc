@@ -11,21 +11,12 @@ namespace {
 // [leading..., inner...] over `data`, dense.
 kda_tensor token_tensor(void* data, kda_dtype dtype, const kda_tensor& leading,
                         std::initializer_list<int64_t> inner) {
-  kda_tensor t = make_tensor(data, dtype, inner);
-  const int dims = leading.rank - 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    t.shape[i + dims] = t.shape[i];
-    t.strides[i + dims] = t.strides[i];
-  }
-  t.rank += dims;
-  int64_t stride = 1;
-  for (int64_t d : inner) stride *= d;
-  for (int i = dims - 1; i >= 0; --i) {
-    t.shape[i] = leading.shape[i];
-    t.strides[i] = stride;
-    stride *= leading.shape[i];
-  }
-  return t;
+  kda_tensor t = leading;
+  t.data = data;
+  t.dtype = dtype;
+  --t.rank;
+  for (int64_t d : inner) t.shape[t.rank++] = d;
+  return make_dense(t).ok() ? t : kda_tensor{};
 }
 
 class DecodeStepKernel final : public Kernel<DecodeStep> {

@@ -44,7 +44,7 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// A dense row-major view in host memory.
+// A dense row-major view in host memory; absent if the sizes have no product.
 inline kda_tensor view(const void* data, kda_dtype dtype, std::initializer_list<int64_t> shape) {
   kda_tensor t{};
   t.data = const_cast<void*>(data);
@@ -53,12 +53,7 @@ inline kda_tensor view(const void* data, kda_dtype dtype, std::initializer_list<
   t.rank = static_cast<int32_t>(shape.size());
   int i = 0;
   for (int64_t extent : shape) t.shape[i++] = extent;
-  int64_t stride = 1;
-  for (i = t.rank - 1; i >= 0; --i) {
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
-  return t;
+  return kda_tensor_make_dense(&t) == KDA_OK ? t : kda_tensor{};
 }
 
 // The same with a free stride between rows.

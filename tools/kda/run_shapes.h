@@ -19,12 +19,8 @@ inline kda_tensor shaped(kda_dtype dtype, const std::vector<int64_t>& shape) {
   kda_tensor t{};
   t.dtype = dtype;
   t.rank = static_cast<int32_t>(shape.size());
-  int64_t stride = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    t.shape[i] = shape[static_cast<size_t>(i)];
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
+  std::copy_n(shape.begin(), std::min<size_t>(shape.size(), KDA_MAX_RANK), t.shape);
+  check(kda_tensor_make_dense(&t));
   return t;
 }
 inline kda_tensor like(const kda_tensor& t, kda_dtype dtype) {

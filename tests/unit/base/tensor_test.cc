@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "base/checked.h"
+#include "kda/kda.h"
 
 namespace kda {
 namespace {
@@ -13,6 +17,28 @@ TEST(Checked, G10_ProductsAndSumsDoNotWrap) {
   EXPECT_FALSE(checked_add(INT64_MAX, 1).has_value());
   EXPECT_EQ(ceil_div(65, 64), 2);
   EXPECT_EQ(round_up(64, 64), 64);
+}
+
+TEST(Tensor, G10_DenseStridesOrARefusal) {
+  const auto dense = [](std::vector<int64_t> shape) {
+    kda_tensor t{};
+    t.rank = static_cast<int32_t>(shape.size());
+    std::copy_n(shape.begin(), std::min<size_t>(shape.size(), KDA_MAX_RANK), t.shape);
+    const kda_status status = kda_tensor_make_dense(&t);
+    return std::pair{status, std::vector<int64_t>(t.strides, t.strides + std::min<int>(t.rank, KDA_MAX_RANK))};
+  };
+  using Strides = std::vector<int64_t>;
+  EXPECT_EQ(dense({2, 3, 4}), std::pair(KDA_OK, Strides({12, 4, 1})));
+  EXPECT_EQ(dense({}), std::pair(KDA_OK, Strides()));
+  EXPECT_EQ(dense({2, 0, 4}), std::pair(KDA_OK, Strides({4, 4, 1})));
+  EXPECT_EQ(dense({1, INT64_MAX}), std::pair(KDA_OK, Strides({INT64_MAX, 1})));
+  // Nothing is written on a refusal: a product that does not fit, elements or none, a negative size, a rank too high.
+  for (const auto& shape : {Strides{2, int64_t{1} << 62}, {0, int64_t{1} << 32, int64_t{1} << 31}, {3, -1}}) {
+    EXPECT_EQ(dense(shape), std::pair(KDA_INVALID_ARGUMENT, Strides(shape.size(), 0)));
+    EXPECT_STRNE(kda_last_error(), "");
+  }
+  EXPECT_EQ(dense(Strides(KDA_MAX_RANK + 1, 1)).first, KDA_INVALID_ARGUMENT);
+  EXPECT_FALSE(present(make_tensor(nullptr, KDA_FP32, {INT64_MAX, 2})));
 }
 
 TEST(Tensor, ByteRangeFollowsStrides) {
