@@ -10,6 +10,7 @@
 // and a run only launches.
 #pragma once
 
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -31,6 +32,14 @@ struct MatrixView {
 
   bool present() const { return dtype != KDA_DTYPE_NONE; }
 };
+
+// Element i from an address of any alignment: a mapped file's header may have any length.
+template <class T>
+T unaligned(const void* data, int64_t i) {
+  T element;
+  std::memcpy(&element, static_cast<const char*>(data) + i * static_cast<int64_t>(sizeof element), sizeof element);
+  return element;
+}
 
 struct ProjectionPart {
   MatrixView weight;

@@ -48,12 +48,13 @@ template <class To, class From>
 void fill_panel(const MatrixView& w, int64_t first, To* panel) {
   for (int64_t c = 0; c < kProjectionPanel; ++c) {
     const bool inside = first + c < w.rows;
-    const From* row = static_cast<const From*>(w.data) + (first + c) * w.stride;
+    const int64_t row = (first + c) * w.stride;
     for (int64_t k = 0; k < w.cols; ++k) {
+      To& to = panel[k * kProjectionPanel + c];
       if constexpr (std::is_same_v<To, From>) {
-        panel[k * kProjectionPanel + c] = inside ? row[k] : To{};
+        to = inside ? unaligned<From>(w.data, row + k) : To{};
       } else {
-        panel[k * kProjectionPanel + c] = inside ? to_float(row[k]) : 0.0f;
+        to = inside ? to_float(unaligned<From>(w.data, row + k)) : 0.0f;
       }
     }
   }

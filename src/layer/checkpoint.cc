@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+
+#include "base/json.h"
+#include "base/tensor.h"
 
 namespace kda::layer {
 namespace {
@@ -28,7 +30,9 @@ Result<std::string> read_text(const std::string& path) {
 // shard -> one of its tensors, in the order of the names. `text` is the index.
 Result<std::map<std::string, std::vector<std::string>>> shards_of(const std::string& text, const std::string& path) {
   std::map<std::string, std::vector<std::string>> shards;
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto parsed = parse_json(text);
+  if (!parsed.ok()) return parsed.status().with_context(path);
+  const Json& json = parsed.value();
   const auto map = json.is_object() ? json.find("weight_map") : json.end();
   if (!json.is_object() || map == json.end() || !map->is_object()) {
     return invalid_argument(path, ": weight_map: wanted an object of tensor names");
@@ -37,7 +41,7 @@ Result<std::map<std::string, std::vector<std::string>>> shards_of(const std::str
     const std::string name = file.is_string() ? file.get<std::string>() : "";
     if (name.empty() || fs::path(name).filename() != name || name == "..") {
       return invalid_argument(path, ": weight_map: tensor '", tensor,
-                              "': wanted the name of a file beside the index, got ", file.dump());
+                              "': wanted the name of a file beside the index, got ", brief(file));
     }
     shards[name].push_back(tensor);
   }
@@ -127,6 +131,19 @@ Status Checkpoint::read_config(const std::string& path) {
   return {};
 }
 
+// Projections are multiplied as one matrix: a checkpoint whose shards disagree about their element type was put
+// together wrongly. `first` is the first projection seen.
+static Status check_projections(const TensorMap& tensors, TensorSource& first) {
+  for (const auto& [name, source] : tensors) {
+    if (source.shape.size() != 2 || name.find("proj") == std::string::npos) continue;
+    if (first.dtype == KDA_DTYPE_NONE) first = source;
+    if (source.dtype == first.dtype) continue;
+    return invalid_argument(source.where, ": wanted dtype ", dtype_name(first.dtype), " as ", first.where,
+                            " has, got ", dtype_name(source.dtype));
+  }
+  return {};
+}
+
 Status Checkpoint::find_layers(const std::string& path) {
   std::map<int64_t, Layer> layers;
   std::map<int64_t, std::string> prefixes;
@@ -158,12 +175,14 @@ Status Checkpoint::find_layers(const std::string& path) {
       }
     }
   }
+  TensorSource first;
   for (auto& [number, layer] : layers) {
     auto spec = derive_spec(layer.tensors, config_, layer.origin);
     if (!spec.ok()) return spec.status();
     layer.spec = spec.value();
     auto all = resolve(layer.tensors, layer.spec, layer.origin, config_.short_conv);
     if (!all.ok()) return all.status();
+    KDA_RETURN_IF_ERROR(check_projections(layer.tensors, first));
     layers_.push_back(std::move(layer));
   }
   return {};

@@ -2,8 +2,9 @@
 
 #include <cmath>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 #include <vector>
+
+#include "base/json.h"
 
 namespace kda::layer {
 namespace {
@@ -22,7 +23,7 @@ class Reader {
     return each(names, [&](const char* name, const Json& value) -> Status {
       if (!value.is_number_integer() || !(value.is_number_unsigned() || value.get<int64_t>() >= 0) ||
           value.get<uint64_t>() >= uint64_t{1} << 31 || value.get<int64_t>() < least) {
-        return invalid_argument(path_, ": ", name, ": wanted an integer >= ", least, ", got ", value.dump());
+        return invalid_argument(path_, ": ", name, ": wanted an integer >= ", least, ", got ", brief(value));
       }
       const auto number = value.get<int64_t>();
       if (out && *out != number) return disagree(name, *out, number);
@@ -32,7 +33,7 @@ class Reader {
   }
   Status number(std::initializer_list<const char*> names, std::optional<double>& out) {
     return each(names, [&](const char* name, const Json& value) -> Status {
-      if (!value.is_number()) return invalid_argument(path_, ": ", name, ": wanted a number, got ", value.dump());
+      if (!value.is_number()) return invalid_argument(path_, ": ", name, ": wanted a number, got ", brief(value));
       const auto number = value.get<double>();
       if (out && *out != number) return disagree(name, *out, number);
       out = number;
@@ -42,7 +43,7 @@ class Reader {
   Status flag(const char* name, bool& out) {
     return each({name}, [&](const char*, const Json& value) -> Status {
       if (!value.is_boolean())
-        return invalid_argument(path_, ": ", name, ": wanted true or false, got ", value.dump());
+        return invalid_argument(path_, ": ", name, ": wanted true or false, got ", brief(value));
       out = value.get<bool>();
       return {};
     });
@@ -57,11 +58,11 @@ class Reader {
         if (good) out->insert(value[i].get<int64_t>() - 1);
       }
       return good ? Status()
-                  : invalid_argument(path_, ": ", name, ": wanted numbers of layers from 1, got ", value.dump());
+                  : invalid_argument(path_, ": ", name, ": wanted numbers of layers from 1, got ", brief(value));
     }));
     if (out) return {};
     return each({"layer_types"}, [&](const char* name, const Json& value) -> Status {
-      if (!value.is_array()) return invalid_argument(path_, ": ", name, ": wanted a list, got ", value.dump());
+      if (!value.is_array()) return invalid_argument(path_, ": ", name, ": wanted a list, got ", brief(value));
       out.emplace();
       for (size_t i = 0; i < value.size(); ++i) {
         if (value[i] == "linear_attention" || value[i] == "kda") out->insert(static_cast<int64_t>(i));
@@ -122,7 +123,8 @@ Status read(const Json& root, Config& c) {
     if (!place->is_object()) continue;
     const auto linear = place->find("linear_attn_config");
     const bool own = linear != place->end() && linear->is_object();
-    const bool fla = place->value("model_type", Json()) == "kda";
+    const auto type = place->find("model_type");
+    const bool fla = type != place->end() && *type == "kda";
     if (!own && !fla) continue;
     const Json& scope = own ? *linear : *place;
     Reader inner(scope, c.path);
@@ -140,8 +142,10 @@ Result<Config> parse_config(const std::string& text, const std::string& path) {
   Config config;
   config.path = path;
   try {
-    const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!root.is_object()) return invalid_argument(path, ": wanted a JSON object");
+    const auto parsed = parse_json(text);
+    if (!parsed.ok()) return parsed.status().with_context(path);
+    const Json& root = parsed.value();
+    if (!root.is_object()) return invalid_argument(path, ": wanted a JSON object, got ", root.type_name());
     KDA_RETURN_IF_ERROR(read(root, config));
   } catch (const std::exception& e) {  // the JSON library's own
     return invalid_argument(path, ": ", e.what());

@@ -1,5 +1,6 @@
 #include "layer/spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -81,8 +82,12 @@ Status normalize(kda_layer_spec& s) {
   if (!(std::isfinite(s.norm_eps) && s.norm_eps > 0)) {
     return invalid_argument("layer.norm_eps: wanted a finite number > 0, got ", s.norm_eps);
   }
-  for (const auto& [heads, dim] : {std::pair{s.num_heads, s.key_dim}, std::pair{s.num_value_heads, s.value_dim}}) {
-    const auto bytes = checked_product({heads, dim, s.hidden, 64});
+  // Every matrix, with room for the others beside it in a fused one.
+  const int64_t columns = std::max({s.hidden, s.gate_rank, s.output_gate_rank});
+  const std::pair<int64_t, int64_t> rows[] = {
+      {s.num_heads, s.key_dim}, {s.num_value_heads, s.key_dim}, {s.num_value_heads, s.value_dim}};
+  for (const auto& [heads, dim] : rows) {
+    const auto bytes = checked_product({heads, dim, columns, 64});
     if (!bytes) return invalid_argument("layer: wanted weights below 2^63 bytes, got more");
   }
   return {};

@@ -105,6 +105,11 @@ class Resolver {
         KDA_RETURN_IF_ERROR(check_dtype(*source));
         continue;
       }
+      if (name.ends_with("conv1d.bias")) {
+        return unsupported(source->where,
+                           ": a bias of the short convolution (FLA's conv_bias) is not supported by the layer, and "
+                           "without it the model would be another (spec L-11)");
+      }
       return invalid_argument(source->where,
                               ": not a tensor of a KDA layer (no projection but FLA's g_proj.1 has a bias, "
                               "spec L-2, L-11)");
@@ -270,6 +275,8 @@ const TensorSource* find_any(const TensorMap& tensors, const std::string& name) 
   return nullptr;
 }
 
+constexpr int64_t kMostRows = int64_t{1} << 31;  // products of two sizes stay below 2^63
+
 // wanted / by, if it goes even.
 Result<int64_t> divided(const TensorSource& t, const char* what, int64_t total, int64_t by) {
   if (by > 0 && total > 0 && total % by == 0) return total / by;
@@ -285,7 +292,7 @@ int64_t TensorSource::count() const {
 }
 
 float VectorView::value(int64_t i) const {
-  return dtype == KDA_BF16 ? to_float(static_cast<const bf16*>(data)[i]) : static_cast<const float*>(data)[i];
+  return dtype == KDA_BF16 ? to_float(unaligned<bf16>(data, i)) : unaligned<float>(data, i);
 }
 
 Result<LayerTensors> resolve(const TensorMap& tensors, const kda_layer_spec& spec, const std::string& origin,
@@ -367,6 +374,16 @@ Result<kda_layer_spec> derive_spec(const TensorMap& tensors, const Config& confi
   if (norm == nullptr) return invalid_argument(origin, ": wanted a tensor 'o_norm.weight', got none");
   auto o = matrix(tensors, "o_proj.weight", origin);
   if (!o.ok()) return o.status();
+  for (const auto& [name, source] : tensors) {
+    for (const int64_t size : source.shape) {
+      if (size >= kMostRows) {
+        return invalid_argument(source.where, ": wanted sizes below 2^31, got ", shape_text(source.shape));
+      }
+    }
+  }
+  if (norm->count() == 0 || norm->count() >= kMostRows) {
+    return invalid_argument(norm->where, ": wanted one element a value channel, got ", shape_text(norm->shape));
+  }
   s.hidden = config.hidden.value_or(o.value()->shape[0]);
   s.value_dim = config.value_dim.value_or(norm->count());
   s.key_dim = config.key_dim.value_or(0);

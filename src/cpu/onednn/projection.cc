@@ -275,7 +275,7 @@ bool pack_block(const BlockMatrix& m, const MatrixView& w, int64_t first, std::b
       std::memcpy(at, row, static_cast<size_t>(m.cols * m.element()));
     } else {
       for (int64_t k = 0; k < m.cols; ++k)
-        reinterpret_cast<float*>(at)[k] = to_float(reinterpret_cast<const bf16*>(row)[k]);
+        reinterpret_cast<float*>(at)[k] = to_float(unaligned<bf16>(row, k));
     }
   }
   dnnl_memory_desc_t from{};
