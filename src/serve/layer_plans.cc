@@ -38,7 +38,8 @@ Status make_plan(kda_status (*create)(kda_context*, const Desc*, kda_plan**), kd
 
 kda_attention_spec attention(const Model& model) {
   kda_attention_spec a{};
-  a.num_heads = a.num_value_heads = model.heads;
+  a.num_heads = model.query_heads;
+  a.num_value_heads = model.heads;
   a.key_dim = model.key_dim;
   a.value_dim = model.value_dim;
   a.io_dtype = model.io_dtype;

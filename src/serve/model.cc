@@ -34,7 +34,7 @@ Result<Model> model_of(const ModelOptions& options, const std::string& name, con
   Model model;
   model.name = name;
   model.hidden = whole.hidden;
-  model.total_heads = whole.num_heads;
+  model.total_heads = whole.num_value_heads;
   model.key_dim = whole.key_dim;
   model.value_dim = whole.value_dim;
   model.conv_width = whole.conv_width;
@@ -43,11 +43,16 @@ Result<Model> model_of(const ModelOptions& options, const std::string& name, con
   model.norm_eps = whole.norm_eps;
   model.io_dtype = name == "tiny" ? KDA_FP32 : KDA_BF16;
   model.layers = options.layers > 0 ? options.layers : options.whole_layers ? layers : 1;
-  if (options.tp < 1 || model.total_heads % options.tp != 0) {
-    return invalid_argument("--tp: wanted ranks that divide {} heads, got {}", model.total_heads, options.tp);
+  if (options.tp < 1 || whole.num_heads % options.tp != 0 || whole.num_value_heads % options.tp != 0) {
+    return invalid_argument("--tp: wanted ranks that divide {} heads{}, got {}", whole.num_heads,
+                            whole.num_heads == whole.num_value_heads
+                                ? std::string()
+                                : fmt::format(" and {} value heads", whole.num_value_heads),
+                            options.tp);
   }
   KDA_SERVE_TRY(from_kda(kda_layer_spec_share(&whole, options.tp, 0, &model.spec)));
-  model.heads = model.total_heads / options.tp;
+  model.heads = model.spec.num_value_heads;
+  model.query_heads = model.spec.num_heads;
   if (!options.io.empty()) {
     auto io = parse_dtype(options.io, "--io");
     if (!io.ok()) return io.status();

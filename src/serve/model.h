@@ -10,13 +10,15 @@
 
 namespace kda::serve {
 
-// One rank's KDA layers. Head counts are the rank's; `first_head` and `total_heads` place them in the model.
+// One rank's KDA layers. Head counts are the rank's; `first_head` and `total_heads` place them in the model. States,
+// gates and outputs belong to value heads; only a checkpoint has fewer query heads than those (spec E-8).
 struct Model {
   std::string name;
   int64_t hidden = 0;  // D
   int64_t total_heads = 0;
   int64_t first_head = 0;
-  int64_t heads = 0;  // H = HV
+  int64_t heads = 0;        // HV
+  int64_t query_heads = 0;  // H
   int64_t key_dim = 128, value_dim = 128;
   int32_t conv_width = 4;
   int32_t layers = 1;
@@ -27,8 +29,8 @@ struct Model {
   kda_dtype state_dtype = KDA_FP32;
   kda_layer_spec spec{};  // the rank's layer, for layer mode
 
-  int64_t channels() const { return heads * (2 * key_dim + value_dim); }  // of q|k|v
-  int64_t out_size() const { return heads * value_dim; }                  // of one output row
+  int64_t channels() const { return 2 * query_heads * key_dim + heads * value_dim; }  // of q|k|v
+  int64_t out_size() const { return heads * value_dim; }                              // of one output row
   int64_t state_size() const { return heads * value_dim * key_dim; }
 };
 

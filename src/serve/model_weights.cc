@@ -94,10 +94,6 @@ Result<ModelWeights> ModelWeights::open(const std::string& path, const ModelOpti
                               path);
     }
   }
-  if (whole.num_heads != whole.num_value_heads) {
-    return invalid_argument("--checkpoint: wanted as many value heads as heads, got {} and {} in {}",
-                            whole.num_value_heads, whole.num_heads, path);
-  }
   if (options.layers > layers) {
     return invalid_argument("--layers: wanted at most the {} KDA layers of {}, got {}", layers, path, options.layers);
   }

@@ -71,6 +71,7 @@ Json config_json(const ReplayOptions& o, const Model& m, const Trace& trace, int
           {"heads", m.total_heads},
           {"tp", o.model.tp},
           {"rank_heads", m.heads},
+          {"rank_query_heads", m.query_heads},
           {"layers", m.layers},
           {"key_dim", m.key_dim},
           {"value_dim", m.value_dim},

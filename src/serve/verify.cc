@@ -59,7 +59,8 @@ Status make_plans(const Model& model, OraclePlans& plans) {
   kda_prefill_desc_init(&prefill);
   prefill.backend = "reference";
   kda_attention_spec& a = prefill.attention;
-  a.num_heads = a.num_value_heads = model.heads;
+  a.num_heads = model.query_heads;
+  a.num_value_heads = model.heads;
   a.key_dim = model.key_dim;
   a.value_dim = model.value_dim;
   a.io_dtype = model.io_dtype;

@@ -7,7 +7,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "serve/replay.h"
+#include "conformance/layer.h"
+#include "kda/tensor_file.h"
+#include "replay_run.h"
 #include "serve/verify_layers.h"
 
 namespace kda::serve {
@@ -41,23 +43,6 @@ ReplayOptions base() {
   o.verify = 0;
   o.digests = true;
   return o;
-}
-
-std::unique_ptr<Replay> run(const ReplayOptions& o) {
-  auto replay = Replay::prepare(o);
-  EXPECT_TRUE(replay.ok()) << replay.status().message();
-  if (!replay.ok()) return nullptr;
-  const std::atomic<bool> stop{false};
-  for (const Status& status : {replay.value()->run(stop, {}), replay.value()->verify_results(stop)}) {
-    EXPECT_TRUE(status.ok()) << status.message();
-  }
-  EXPECT_EQ(replay.value()->stats().finished, replay.value()->stats().total);
-  return std::move(replay.value());
-}
-
-std::string digests(const ReplayOptions& o) {
-  const auto replay = run(o);
-  return replay ? replay->digests_text() : "";
 }
 
 }  // namespace
@@ -122,6 +107,78 @@ TEST(LayerReplay, F07_AWrongLayerIsNoticed) {
   ASSERT_TRUE(report.ok()) << report.status().message();
   EXPECT_FALSE(report.value().ok);
   EXPECT_GT(report.value().max_rel_l2_out, 0.1);
+}
+
+// H = 2 query heads and HV = 4 value heads, two layers, as a checkpoint on disk.
+class GroupedCheckpoint {
+ public:
+  GroupedCheckpoint()
+      : path_((std::filesystem::path(testing::TempDir()) / fmt::format("kda_grouped_{}.safetensors", ::getpid()))
+                  .string()) {
+    kda_layer_spec s{};
+    s.hidden = 96;
+    s.num_heads = 2;
+    s.num_value_heads = 4;
+    s.key_dim = 32;
+    s.value_dim = 24;
+    s.gate_rank = s.output_gate_rank = 16;
+    s.output_gate = KDA_OUTPUT_GATE_LOW_RANK;
+    s.conv_width = 4;
+    s.gate_family = KDA_GATE_SOFTPLUS;
+    s.norm_eps = 1e-5;
+    std::vector<conformance::LayerModel> models;
+    std::vector<std::string> names;
+    std::vector<kda_named_tensor> tensors;
+    for (uint32_t n = 0; n < 2; ++n) models.push_back(conformance::layer_model(s, n));
+    for (size_t n = 0; n < 2; ++n) {
+      for (const auto& t : models[n].tensors)
+        names.push_back(fmt::format("model.layers.{}.self_attn.{}", n, t.first));
+    }
+    for (size_t n = 0, i = 0; n < 2; ++n) {
+      for (const auto& t : models[n].tensors) tensors.push_back({names[i++].c_str(), t.second.view()});
+    }
+    EXPECT_EQ(kda_tensor_file_write(path_.c_str(), tensors.data(), tensors.size()), KDA_OK) << kda_last_error();
+  }
+  ~GroupedCheckpoint() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(LayerReplay, E08_F16_GroupedValueHeadsOfACheckpoint) {
+  const GroupedCheckpoint checkpoint;
+  ReplayOptions o = base();
+  o.checkpoint = checkpoint.path();
+  o.model.heads = 0;
+  o.model.layers = 0;
+  o.model.io = "fp32";
+  o.verify = 3;
+  const auto replay = run(o);
+  ASSERT_NE(replay, nullptr);
+  EXPECT_TRUE(replay->verification().ok);
+  EXPECT_EQ(replay->model().heads, 4);
+  EXPECT_EQ(replay->model().query_heads, 2);
+  EXPECT_EQ(replay->model().channels(), 2 * 2 * 32 + 4 * 24);
+  const std::string plain = replay->digests_text();
+  o.verify = 0;
+  o.spec = 2;
+  for (const char* mode : {"columns", "records"}) {
+    o.spec_mode = mode;
+    EXPECT_EQ(digests(o), plain) << mode;
+  }
+  o.spec = 0;
+  o.verify = 1;
+  o.model.tp = 2;
+  const auto share = run(o);
+  ASSERT_NE(share, nullptr);
+  EXPECT_TRUE(share->verification().ok);
+  EXPECT_EQ(share->model().heads, 2);
+  EXPECT_EQ(share->model().query_heads, 1);
+  o.model.tp = 4;
+  const auto odd = Replay::prepare(o);
+  ASSERT_FALSE(odd.ok());
+  EXPECT_NE(odd.status().message().find("2 heads and 4 value heads"), std::string::npos) << odd.status().message();
 }
 
 TEST(LayerReplay, L06_RanksRunTheirShareAndBadOptionsAreRefused) {

@@ -15,7 +15,7 @@ using testing_support::PoisonedPool;
 
 Model small_model() {
   Model m;
-  m.heads = m.total_heads = 1;
+  m.heads = m.query_heads = m.total_heads = 1;
   m.key_dim = m.value_dim = 2;
   m.io_dtype = KDA_FP32;
   return m;

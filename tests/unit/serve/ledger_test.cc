@@ -17,7 +17,7 @@ constexpr float kOne = 1.2784645f;  // silu(kOne) = 1
 
 Model ledger_model(int32_t layers) {
   Model m;
-  m.heads = m.total_heads = 1;
+  m.heads = m.query_heads = m.total_heads = 1;
   m.layers = layers;
   m.io_dtype = KDA_FP32;
   return m;
