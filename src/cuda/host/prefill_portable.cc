@@ -11,8 +11,6 @@
 namespace kda::cuda {
 namespace {
 
-constexpr int32_t kChunk = 8;  // tokens prepared at once
-
 class PortablePrefillKernel final : public Kernel<Prefill> {
  public:
   PortablePrefillKernel(const kda_prefill_desc& desc, const Context& context)
@@ -21,38 +19,19 @@ class PortablePrefillKernel final : public Kernel<Prefill> {
         multiprocessors_(context.facts.multiprocessors),
         kernel_(prefill_portable_kernel_info(masked_shape(desc.attention))) {}
 
-  Status prepare() const { return prepare_kernel(kernel_.function, kernel_.name, kChunk * kernel_.token_bytes); }
+  Status prepare() const { return prepare_kernel(kernel_.function, kernel_.name, kWalkChunk * kernel_.token_bytes); }
 
   Status run(const kda_prefill_args& args, const WorkspaceGrant&, void* stream) const override {
     PrefillParams p;
-    fill_tokens(args, p);
+    fill_walk(desc_.attention, args, p);
+    p.q = to_token(args.q, 3);
+    p.out = to_out(args.out, args.out_rows, 3);
     fill_states(args, p);
     if (present(args.checkpoint_offsets)) fill_checkpoints(args, p);
-    p.split = split_head(int64_t{p.sequences.count} * p.form.value_heads, p.form.values, kernel_.warp_rows,
-                         kernel_.threads / 32, multiprocessors_);
-    p.split.chunk = kChunk;
-    LaunchShape shape;
-    shape.x = int64_t{p.form.value_heads} * p.split.slices;
-    shape.rest = p.sequences.count;
-    shape.shared_bytes = kChunk * kernel_.token_bytes;
-    const DeviceGuard guard(device_);
-    KDA_RETURN_IF_ERROR(guard.status());
-    return launch(kernel_, shape, p, stream);
+    return launch_walk(kernel_, device_, multiprocessors_, p, stream);
   }
 
  private:
-  void fill_tokens(const kda_prefill_args& args, PrefillParams& p) const {
-    p.form = to_form(desc_.attention);
-    p.sequences = to_sequences(args.sequences, args.q, 3);
-    p.gate_rule = to_gate(desc_.attention, args.A_log, args.dt_bias);
-    p.q = to_token(args.q, 3);
-    p.k = to_token(args.k, 3);
-    p.v = to_token(args.v, 3);
-    p.gate = to_token(args.gate, 3);
-    p.beta = to_token(args.beta, 2);
-    p.out = to_out(args.out, args.out_rows, 3);
-  }
-
   void fill_states(const kda_prefill_args& args, PrefillParams& p) const {
     p.has_pool = present(args.state);
     p.rule.slots = to_slots(args.slots, args.write_slots, args.has_initial_state,

@@ -21,35 +21,19 @@ class PortableSummaryKernel final : public Kernel<SegmentSummary> {
         multiprocessors_(context.facts.multiprocessors),
         kernel_(summarize_segment_kernel_info(masked_shape(desc.attention))) {}
 
-  Status prepare() const { return prepare_kernel(kernel_.function, kernel_.name, kChunk * kernel_.token_bytes); }
+  Status prepare() const { return prepare_kernel(kernel_.function, kernel_.name, kWalkChunk * kernel_.token_bytes); }
 
   Status run(const kda_segment_summary_args& args, const WorkspaceGrant&, void* stream) const override {
     SummaryParams p;
-    p.form = to_form(desc_.attention);
+    fill_walk(desc_.attention, args, p);
     p.values = p.form.values;
     p.form.values += p.form.keys;
-    p.sequences = to_sequences(args.sequences, args.k, 3);
-    p.gate_rule = to_gate(desc_.attention, args.A_log, args.dt_bias);
-    p.k = to_token(args.k, 3);
-    p.v = to_token(args.v, 3);
-    p.gate = to_token(args.gate, 3);
-    p.beta = to_token(args.beta, 2);
     p.summary = static_cast<float*>(args.summary.data);
     p.stride = args.summary.strides[0];
-    p.split = split_head(int64_t{p.sequences.count} * p.form.value_heads, p.form.values, kernel_.warp_rows,
-                         kernel_.threads / 32, multiprocessors_);
-    p.split.chunk = kChunk;
-    LaunchShape shape;
-    shape.x = int64_t{p.form.value_heads} * p.split.slices;
-    shape.rest = p.sequences.count;
-    shape.shared_bytes = kChunk * kernel_.token_bytes;
-    const DeviceGuard guard(device_);
-    KDA_RETURN_IF_ERROR(guard.status());
-    return launch(kernel_, shape, p, stream);
+    return launch_walk(kernel_, device_, multiprocessors_, p, stream);
   }
 
  private:
-  static constexpr int32_t kChunk = 8;  // tokens prepared at once
   kda_prefill_desc desc_;
   int32_t device_, multiprocessors_;
   KernelInfo kernel_;

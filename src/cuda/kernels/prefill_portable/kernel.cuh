@@ -144,25 +144,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   Tile tile;
   load_rows(tile, row.fresh ? nullptr : p.pool.data, p.pool_dtype,
             row.read_slot * p.pool.slot_stride + head_offset(p.form, at.head), rows.first, p.form);
-  const PrefillSource<Slot> source(p, at);
-  PartQueue<PrefillSource<Slot>> parts(source);
   int64_t due = next_checkpoint(p.checkpoints, at.n, 0, at.span.length);
-#pragma unroll 1
-  for (int first = 0; first < length_of(at); first += p.split.chunk) {
-    const int count = min(p.split.chunk, length_of(at) - first);
-    parts.start(first, count);
-    __syncthreads();
-    parts.finish(first, count, s);
-    __syncthreads();
-#pragma unroll 1
-    for (int i = 0; i < count && rows.any; ++i) {
-      tile.decay(s[i].decay, s[i].decay_low);
-      (void)apply_token(tile, p, at, at.head, rows, s[i]);
-      if (first + i + 1 < due) continue;
-      store_checkpoints(tile, p, at, due, rows.first);
-      due = next_checkpoint(p.checkpoints, at.n, due, at.span.length);
-    }
-  }
+  const PrefillSource<Slot> source(p, at);
+  walk_tokens(source, length_of(at), p.split.chunk, s, rows.any, [&](int t, const Slot& slot) {
+    tile.decay(slot.decay, slot.decay_low);
+    (void)apply_token(tile, p, at, at.head, rows, slot);
+    if (t + 1 < due) return;
+    store_checkpoints(tile, p, at, due, rows.first);
+    due = next_checkpoint(p.checkpoints, at.n, due, at.span.length);
+  });
   if (rows.any) store_final(tile, p, at, row, rows.first);
 }
 

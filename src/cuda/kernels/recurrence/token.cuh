@@ -282,4 +282,22 @@ struct PartQueue {
   }
 };
 
+// A block's walk over `length` tokens: all warps prepare a piece of `chunk` of them in `slots`, then each warp that has
+// rows takes them in order: token(t, slot of t).
+template <class Source, class Token>
+__device__ __forceinline__ void walk_tokens(const Source& source, int length, int chunk,
+                                            typename Source::Slot* slots, bool has_rows, const Token& token) {
+  PartQueue<Source> parts(source);
+#pragma unroll 1
+  for (int first = 0; first < length; first += chunk) {
+    const int count = min(chunk, length - first);
+    parts.start(first, count);
+    __syncthreads();  // nobody reads the piece before any more
+    parts.finish(first, count, slots);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < count && has_rows; ++i) token(first + i, slots[i]);
+  }
+}
+
 }  // namespace kda::cuda

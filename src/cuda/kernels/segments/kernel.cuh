@@ -88,21 +88,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   Tile tile;
   load_identity(tile, rows.first, p.values);
   const SummarySource<Slot> source{p, at};
-  PartQueue<SummarySource<Slot>> parts(source);
-#pragma unroll 1
-  for (int first = 0; first < length_of(at); first += p.split.chunk) {
-    const int count = min(p.split.chunk, length_of(at) - first);
-    parts.start(first, count);
-    __syncthreads();
-    parts.finish(first, count, s);
-    __syncthreads();
-#pragma unroll 1
-    for (int i = 0; i < count && rows.any; ++i) {
-      tile.decay(s[i].decay, s[i].decay_low);
-      const float v = row_exists<Tile>(rows.mine, at) ? s[i].v[rows.mine] : 0.0f;
-      (void)tile.token(s[i].k, s[i].k, s[i].beta, v, 0.0f);
-    }
-  }
+  walk_tokens(source, length_of(at), p.split.chunk, s, rows.any, [&](int, const Slot& slot) {
+    tile.decay(slot.decay, slot.decay_low);
+    const float v = row_exists<Tile>(rows.mine, at) ? slot.v[rows.mine] : 0.0f;
+    (void)tile.token(slot.k, slot.k, slot.beta, v, 0.0f);
+  });
   if (!rows.any) return;
   store_rows(tile, p.summary, Dtype::kFp32, at.n * p.stride + head_offset(p.form, at.head), rows.first, p.form);
 }
