@@ -69,5 +69,4 @@ template <class T>
 T __shfl_sync(unsigned, T x, int from, int width) {
   return LaneValues<T>(x).x[emulation::lane() / width * width + from % width];
 }
-inline int __ffs(int x) { return __builtin_ffs(x); }
 inline uint32_t __cvta_generic_to_shared(const void* p) { return emulation::shared_address(p); }
