@@ -131,10 +131,10 @@ Status SegmentSummary::validate(const kda_prefill_desc& d, const kda_segment_sum
   const kda_attention_spec& a = d.attention;
   TokenShape shape;
   KDA_RETURN_IF_ERROR(check_sequences(args.sequences, "k", args.k, 3, d.max_tokens, d.max_sequences, shape));
-  const bool keeps = present(args.stages);
-  if (keeps && !present(args.q)) return invalid_argument("q: wanted the queries with stages, got none");
+  const bool has_q = present(args.q);
+  if (present(args.stages) && !has_q) return invalid_argument("q: wanted the queries with stages, got none");
   KDA_RETURN_IF_ERROR(
-      check_attention_tokens(a, shape, keeps ? &args.q : nullptr, &args.k, &args.v, args.gate, args.beta));
+      check_attention_tokens(a, shape, has_q ? &args.q : nullptr, &args.k, &args.v, args.gate, args.beta));
   KDA_RETURN_IF_ERROR(check_gate_parameters(a, args.A_log, args.dt_bias));
   KDA_RETURN_IF_ERROR(check_stages(args.stages));
   return check_tensor("summary", args.summary, {KDA_FP32},

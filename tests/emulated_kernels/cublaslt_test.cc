@@ -25,12 +25,11 @@ class Mode {
 };
 
 FakeCublasLtCounts counts() {
-  void* const library = dlopen(KDA_FAKE_CUBLASLT_DIR "/libcublasLt.so.13", RTLD_NOW);
+  static void* const library =
+      dlopen(KDA_FAKE_CUBLASLT_DIR "/libcublasLt.so.13", RTLD_NOW);  // stays: so do its counts
   EXPECT_NE(library, nullptr);
   if (library == nullptr) return {};
-  const auto get = reinterpret_cast<FakeCublasLtCounts (*)()>(dlsym(library, "fake_cublaslt_counts"));
-  dlclose(library);
-  return get();
+  return reinterpret_cast<FakeCublasLtCounts (*)()>(dlsym(library, "fake_cublaslt_counts"))();
 }
 
 kda_layer_spec small() {
