@@ -28,6 +28,14 @@ __device__ __forceinline__ void store_element(void* p, int64_t i, Dtype dtype, f
   else static_cast<float*>(p)[i] = x;
 }
 
+// Elements of an io dtype, rounded to nearest even where they are stored.
+__device__ __forceinline__ float to_fp32(float x) { return x; }
+__device__ __forceinline__ float to_fp32(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_fp32(__half x) { return __half2float(x); }
+__device__ __forceinline__ void from_fp32(float x, float& to) { to = x; }
+__device__ __forceinline__ void from_fp32(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+__device__ __forceinline__ void from_fp32(float x, __half& to) { to = __float2half_rn(x); }
+
 // io(x): what storing and reading back gives.
 __device__ __forceinline__ float round_element(float x, Dtype dtype) {
   if (dtype == Dtype::kBf16) return __bfloat162float(__float2bfloat16_rn(x));

@@ -5,13 +5,6 @@
 
 namespace kda::cuda {
 
-__device__ __forceinline__ float to_fp32(float x) { return x; }
-__device__ __forceinline__ float to_fp32(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_fp32(__half x) { return __half2float(x); }
-__device__ __forceinline__ void from_fp32(float x, float& to) { to = x; }
-__device__ __forceinline__ void from_fp32(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
-__device__ __forceinline__ void from_fp32(float x, __half& to) { to = __float2half_rn(x); }
-
 // Eight elements as 16-byte pieces.
 template <class Io>
 struct Octet {

@@ -55,13 +55,6 @@ struct ConvVector {
   }
 };
 
-__device__ __forceinline__ float conv_to_fp32(float x) { return x; }
-__device__ __forceinline__ float conv_to_fp32(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float conv_to_fp32(__half x) { return __half2float(x); }
-__device__ __forceinline__ void conv_from_fp32(float x, float& to) { to = x; }
-__device__ __forceinline__ void conv_from_fp32(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
-__device__ __forceinline__ void conv_from_fp32(float x, __half& to) { to = __float2half_rn(x); }
-
 struct ConvTile {
   int64_t n = -1, index = 0;  // n -1: behind the last
 };
@@ -129,7 +122,7 @@ struct ConvWarp {
   __device__ __forceinline__ void zero() const {
     ConvVector<C> nothing;
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c) conv_from_fp32(0.0f, nothing.element[c]);
+    for (int c = 0; c < kChannels; ++c) from_fp32(0.0f, nothing.element[c]);
     for (int64_t t = begin; t < end; ++t) {
       if (Io* to = output(t)) nothing.store(to);
     }
@@ -161,7 +154,7 @@ struct ConvWarp {
 #pragma unroll
       for (int i = 0; i < kWidth - 1; ++i) {
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) past[i][c] = conv_to_fp32(rows[i].element[c]);
+        for (int c = 0; c < kChannels; ++c) past[i][c] = to_fp32(rows[i].element[c]);
       }
       return;
     }
@@ -217,7 +210,7 @@ struct ConvWarp {
       if (r + kRows < walk.left) walk.ring[r].load(walk.ahead);
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
-        conv_from_fp32(advance<kUsual>(walk.w[c], walk.past, c, conv_to_fp32(y.element[c]), width), y.element[c]);
+        from_fp32(advance<kUsual>(walk.w[c], walk.past, c, to_fp32(y.element[c]), width), y.element[c]);
       }
       if (!kUsual && p.out_rows.present()) walk.to = output(t + r);
       if (kUsual || walk.to != nullptr) y.store(walk.to);
