@@ -24,22 +24,31 @@ std::string Progress::text(const Engine& engine) {
                      engine.scheduler().running().size(), s.used_slots, s.slots, cache, now, left);
 }
 
-void Progress::update(const Engine& engine) {
-  const double now = engine.clock().seconds();
+std::string Progress::text(const VerifyProgress& v) {
+  return fmt::format("verified {}/{} requests, {:.0f}% of the work, {:.0f} s, ETA {:.0f} s", v.done, v.requests,
+                     100 * v.share, v.seconds, v.share > 0 ? v.seconds * (1 - v.share) / v.share : 0.0);
+}
+
+template <class Source>
+void Progress::print(double now, const Source& source) {
   if (now < next_s_) return;
   next_s_ = now + (terminal_ ? 0.2 : kPlainInterval);
   if (terminal_) {
-    std::fprintf(out_, "\r\x1b[K%s", text(engine).c_str());
+    std::fprintf(out_, "\r\x1b[K%s", text(source).c_str());
     open_ = true;
   } else {
-    std::fprintf(out_, "%s\n", text(engine).c_str());
+    std::fprintf(out_, "%s\n", text(source).c_str());
   }
   std::fflush(out_);
 }
 
+void Progress::update(const Engine& engine) { print(engine.clock().seconds(), engine); }
+void Progress::update(const VerifyProgress& verification) { print(verification.seconds, verification); }
+
 void Progress::finish() {
   if (open_) std::fprintf(out_, "\r\x1b[K");
   open_ = false;
+  next_s_ = terminal_ ? 0 : kPlainInterval;
   std::fflush(out_);
 }
 

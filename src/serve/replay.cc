@@ -201,11 +201,12 @@ Status Replay::run(const std::atomic<bool>& stop, const std::function<void(const
   return engine_->run(stop, on_step);
 }
 
-Status Replay::verify_results(const std::atomic<bool>& stop) {
+Status Replay::verify_results(const std::atomic<bool>& stop, const VerifyObserver& observer) {
   verification_.tolerance = layer_mode() ? layer_tolerance(model_) : tolerance_of(model_);
   if (stats().interrupted || options_.verify == 0) return {};
-  auto report = layer_mode() ? verify_layers(model_, *model_weights_, engine_->requests(), device_->host(), stop)
-                             : verify(model_, weights_, *content_, engine_->requests(), device_->host(), stop);
+  auto report = layer_mode()
+                    ? verify_layers(model_, *model_weights_, engine_->requests(), device_->host(), stop, observer)
+                    : verify(model_, weights_, *content_, engine_->requests(), device_->host(), stop, observer);
   if (!report.ok()) {
     verify_interrupted_ = stop.load();
     return report.status();

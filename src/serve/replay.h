@@ -52,7 +52,7 @@ class Replay {
   // Runs the engine. Ends early, and is then incomplete, when `stop` is set.
   Status run(const std::atomic<bool>& stop, const std::function<void(const Engine&)>& on_step);
   // Recomputes the chosen requests; nothing if the run was interrupted.
-  Status verify_results(const std::atomic<bool>& stop);
+  Status verify_results(const std::atomic<bool>& stop, const VerifyObserver& observer = {});
 
   const ReplayOptions& options() const { return options_; }
   const Model& model() const { return model_; }

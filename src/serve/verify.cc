@@ -30,10 +30,10 @@ Status raise(OraclePlans& plans, kda_plan* plan, PlanHandle& out) {
   return {};
 }
 
-Status make_plans(const Model& model, OraclePlans& plans) {
+Status make_plans(const Model& model, int32_t threads, OraclePlans& plans) {
   kda_context_options options{};
   options.struct_size = sizeof options;
-  options.num_threads = 1;
+  options.num_threads = threads;
   options.allow_late_plans = 1;
   kda_context* context = nullptr;
   KDA_SERVE_TRY(from_kda(kda_context_create(&options, &context)));
@@ -109,15 +109,20 @@ class Oracle {
     return o;
   }
 
-  // Fills in out(), state() and window().
-  Status run(const Request& request, const LayerWeights& weights, const std::atomic<bool>& stop) {
+  // Fills in out(), state() and window(),
+  // and calls advanced(tokens) after each piece.
+  template <class Advanced>
+  Status run(const Request& request, const LayerWeights& weights, const std::atomic<bool>& stop,
+             const Advanced& advanced) {
     const int64_t prompt = request.trace.input_length;
     const int64_t total = prompt + request.decode_length();
     first_row_ = request.trace.output_length > 0 ? prompt - 1 : total;
     out_.resize(static_cast<size_t>((total - first_row_) * model_.out_size()));
     for (int64_t at = 0; at < total; at += kPiece) {
       if (stop.load(std::memory_order_relaxed)) return error(KDA_FAILED_PRECONDITION, "verification was interrupted");
-      KDA_SERVE_TRY(run_piece(request, weights, at, std::min(kPiece, total - at)));
+      const int64_t tokens = std::min(kPiece, total - at);
+      KDA_SERVE_TRY(run_piece(request, weights, at, tokens));
+      advanced(tokens);
     }
     return {};
   }
@@ -222,6 +227,8 @@ struct Task {
   const Request* request;
   int32_t layer;
   size_t slot;  // of the request in the report
+
+  int64_t tokens() const { return request->trace.input_length + request->decode_length(); }
 };
 
 // The longest first, so that the threads end together.
@@ -244,6 +251,30 @@ std::vector<Task> make_tasks(const Model& model, const std::vector<std::unique_p
   report.requests = static_cast<int64_t>(chosen.size());
   return tasks;
 }
+
+// Tokens that are left, of each request and of all.
+class Tally {
+ public:
+  Tally(const std::vector<Task>& tasks, const VerifyReport& report) : left_(report.errors.size()) {
+    for (const Task& t : tasks) {
+      left_[t.slot] += t.tokens();
+      total_ += t.tokens();
+    }
+  }
+  void add(const Task& task, int64_t tokens) {
+    left_[task.slot] -= tokens;
+    done_ += tokens;
+  }
+  VerifyProgress progress(double seconds) const {
+    const auto whole = std::count(left_.begin(), left_.end(), 0);
+    return {whole, static_cast<int64_t>(left_.size()), static_cast<double>(done_) / static_cast<double>(total_),
+            seconds};
+  }
+
+ private:
+  std::vector<int64_t> left_;
+  int64_t total_ = 0, done_ = 0;
+};
 
 std::vector<double> widened(const std::vector<char>& bytes, kda_dtype dtype) {
   const auto count = static_cast<int64_t>(bytes.size() / kda_dtype_size(dtype));
@@ -316,33 +347,44 @@ std::vector<int64_t> choose_verified(const Trace& trace, int64_t count, uint64_t
 
 Result<VerifyReport> verify(const Model& model, const std::vector<LayerWeights>& weights, const Content& content,
                             const std::vector<std::unique_ptr<Request>>& requests, const kda_context* host,
-                            const std::atomic<bool>& stop) {
+                            const std::atomic<bool>& stop, const VerifyObserver& observer) {
   const auto begin = std::chrono::steady_clock::now();
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
   VerifyReport report;
   report.tolerance = tolerance_of(model);
   const std::vector<Task> tasks = make_tasks(model, requests, report);
+  // A thread for each task; where there are fewer tasks than threads, all threads on one task after another.
+  const int32_t threads = std::max(kda_context_num_threads(host), 1);
+  const bool apart = tasks.size() >= static_cast<size_t>(threads);
   OraclePlans plans;
-  if (!tasks.empty()) KDA_SERVE_TRY(make_plans(model, plans));
+  if (!tasks.empty()) KDA_SERVE_TRY(make_plans(model, apart ? 1 : threads, plans));
   std::atomic<size_t> next{0};
   std::mutex lock;
   Status first;
+  Tally tally(tasks, report);
   auto work = [&] {
     auto oracle = Oracle::create(model, content, plans);
     Status status = oracle.ok() ? Status() : oracle.status();
     for (size_t i; status.ok() && (i = next.fetch_add(1)) < tasks.size();) {
-      status = oracle.value().run(*tasks[i].request, weights[static_cast<size_t>(tasks[i].layer)], stop);
+      const Task& task = tasks[i];
+      status = oracle.value().run(*task.request, weights[static_cast<size_t>(task.layer)], stop, [&](int64_t tokens) {
+        const std::lock_guard<std::mutex> guard(lock);
+        tally.add(task, tokens);
+        if (observer) observer(tally.progress(seconds()));
+      });
       const std::lock_guard<std::mutex> guard(lock);
-      if (status.ok()) note(model, oracle.value(), tasks[i], report);
+      if (status.ok()) note(model, oracle.value(), task, report);
     }
     const std::lock_guard<std::mutex> guard(lock);
     if (!status.ok() && first.ok()) first = status;
   };
-  const auto workers =
-      static_cast<int32_t>(std::min(tasks.size(), static_cast<size_t>(std::max(kda_context_num_threads(host), 1))));
+  const auto workers = apart ? threads : std::min<int32_t>(1, static_cast<int32_t>(tasks.size()));
   const auto body = [](void* arg, int32_t) { (*static_cast<decltype(work)*>(arg))(); };
   KDA_SERVE_TRY(from_kda(kda_context_parallel_for(host, workers, body, &work)));
   if (!first.ok()) return first;
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  report.seconds = seconds();
   return report;
 }
 

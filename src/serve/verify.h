@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -39,6 +40,14 @@ struct VerifyReport {
   std::vector<std::string> failures;  // what was beyond its limit
 };
 
+// How far verification is. Called now and then, from one thread at a time.
+struct VerifyProgress {
+  int64_t done = 0, requests = 0;  // whole requests, of so many
+  double share = 0;                // of the work
+  double seconds = 0;
+};
+using VerifyObserver = std::function<void(const VerifyProgress&)>;
+
 // The `count` requests of a trace that a seed chooses, ascending by index.
 std::vector<int64_t> choose_verified(const Trace& trace, int64_t count, uint64_t seed);
 
@@ -46,6 +55,6 @@ std::vector<int64_t> choose_verified(const Trace& trace, int64_t count, uint64_t
 // (FAILED_PRECONDITION).
 Result<VerifyReport> verify(const Model& model, const std::vector<LayerWeights>& weights, const Content& content,
                             const std::vector<std::unique_ptr<Request>>& requests, const kda_context* host,
-                            const std::atomic<bool>& stop);
+                            const std::atomic<bool>& stop, const VerifyObserver& observer = {});
 
 }  // namespace kda::serve

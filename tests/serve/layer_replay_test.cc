@@ -103,7 +103,16 @@ TEST(LayerReplay, F07_AWrongLayerIsNoticed) {
   ASSERT_EQ(kda_context_create(nullptr, &context), KDA_OK);
   const ContextHandle owned(context);
   const std::atomic<bool> stop{false};
-  const auto report = verify_layers(model, other, done->engine().requests(), context, stop);
+  VerifyProgress last;
+  const auto report =
+      verify_layers(model, other, done->engine().requests(), context, stop, [&](const VerifyProgress& v) {
+        EXPECT_GT(v.share, last.share);
+        EXPECT_GE(v.done, last.done);
+        last = v;
+      });
+  EXPECT_EQ(last.done, 2);
+  EXPECT_EQ(last.requests, 2);
+  EXPECT_DOUBLE_EQ(last.share, 1);
   ASSERT_TRUE(report.ok()) << report.status().message();
   EXPECT_FALSE(report.value().ok);
   EXPECT_GT(report.value().max_rel_l2_out, 0.1);

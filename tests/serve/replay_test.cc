@@ -241,8 +241,11 @@ TEST(Replay, F07_AWrongResultIsFound) {
   kda_context* host = nullptr;
   ASSERT_EQ(kda_context_create(nullptr, &host), KDA_OK);
   const ContextHandle owner(host);
-  auto report =
-      verify(prepared.value()->model(), weights, content.value(), prepared.value()->engine().requests(), host, stop);
+  VerifyProgress last;
+  auto report = verify(prepared.value()->model(), weights, content.value(), prepared.value()->engine().requests(),
+                       host, stop, [&](const VerifyProgress& v) { last = v; });
+  EXPECT_EQ(last.done, 3);
+  EXPECT_DOUBLE_EQ(last.share, 1);
   ASSERT_TRUE(report.ok());
   EXPECT_FALSE(report.value().ok);
   ASSERT_FALSE(report.value().failures.empty());

@@ -176,7 +176,8 @@ int replay(const CLI::App& verb, Arguments& a) {
   progress.finish();
   if (!status.ok()) return complain(status, kFailed);
   if (!r.stats().interrupted) {
-    status = r.verify_results(g_stop);
+    status = r.verify_results(g_stop, [&](const serve::VerifyProgress& v) { progress.update(v); });
+    progress.finish();
     if (!status.ok() && !g_stop.load()) return complain(status, kFailed);
   }
   status = write_results(r, a);
