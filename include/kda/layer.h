@@ -39,7 +39,8 @@ typedef struct kda_layer_spec {
   kda_gate_family gate_family; /* softplus or bounded */
   double lower_bound;          /* bounded family only (spec E-3); there is no default */
   int32_t allow_neg_eigval;
-  double norm_eps; /* 0 = 1e-5 */
+  int32_t conv_bias; /* nonzero: the short convolution has a bias (FLA's conv_bias, spec L-11) */
+  double norm_eps;   /* 0 = 1e-5 */
 } kda_layer_spec;
 
 /* Shapes of a published model (spec L-3): "kimi-linear", "kimi-k3", "glm-5.3-flash", and "tiny", which is nobody's.
@@ -74,7 +75,8 @@ KDA_API kda_status kda_checkpoint_layer(const kda_checkpoint* checkpoint, size_t
 /* One parameter of KDA layer i as it lies in the mapped file: host memory that the checkpoint owns, [rows, cols] with a
  * row stride, element type as stored. Names are those of L-1 without prefix ("q_proj.weight", "A_log"), whatever the
  * file calls them: fused tensors and FLA's names are resolved (spec L-10, L-11). Conv weights [channels, W], A_log [HV],
- * dt_bias [HV, K], o_norm.weight [V], FLA's bias "g_b_proj.bias" [HV*V]. NOT_FOUND: this layer has none. */
+ * dt_bias [HV, K], o_norm.weight [V], FLA's biases "g_b_proj.bias" [HV*V] and "q_conv1d.bias" ... [channels]. NOT_FOUND:
+ * this layer has none. */
 KDA_API kda_status kda_checkpoint_parameter(const kda_checkpoint* checkpoint, size_t i, const char* name,
                                             kda_tensor* out);
 
@@ -114,7 +116,8 @@ KDA_API kda_status kda_layer_weights_spec(const kda_layer_weights* weights, kda_
 /* Bytes that the packed weights take. */
 KDA_API kda_status kda_layer_weights_size(const kda_layer_weights* weights, size_t* bytes);
 /* Small parameters as the operators take them, fp32, on the context's device, owned by the weights: "A_log" [HV],
- * "dt_bias" [HV, K], "conv" [2*H*K + HV*V, W], "norm" [V]. NOT_FOUND lists the names. */
+ * "dt_bias" [HV, K], "conv" [2*H*K + HV*V, W], "norm" [V], and "conv_bias" [2*H*K + HV*V] where the layer has one.
+ * NOT_FOUND lists the names. */
 KDA_API kda_status kda_layer_weights_parameter(const kda_layer_weights* weights, const char* name, kda_tensor* out);
 
 /* ---- The operator --------------------------------------------------------------------------------- */
@@ -158,7 +161,7 @@ typedef struct kda_layer_args {
   const kda_layer_weights* weights;
   kda_tensor hidden;         /* [T, D] io dtype */
   kda_layer_group chunk;     /* prompt rows: conv, chunked prefill, norm */
-  kda_layer_group recurrent; /* decode and verify rows: decode_step */
+  kda_layer_group recurrent; /* decode and verify rows: decode_step; with a conv bias conv, decode, norm */
   kda_tensor state;          /* pool [slots, HV, V, K] */
   kda_tensor conv_state;     /* pool of the merged q|k|v channels (spec P-2) */
   kda_records records;       /* records mode */

@@ -56,6 +56,12 @@ LayerModel layer_model(const kda_layer_spec& s, uint32_t seed) {
        {std::pair{"q_conv1d.weight", qk}, {"k_conv1d.weight", qk}, {"v_conv1d.weight", value}}) {
     add(name, weight({channels, 1, s.conv_width}, 0.5, ++stream));
   }
+  if (s.conv_bias != 0) {
+    for (const auto& [name, channels] :
+         {std::pair{"q_conv1d.bias", qk}, {"k_conv1d.bias", qk}, {"v_conv1d.bias", value}}) {
+      add(name, weight({channels}, 0.5, ++stream));
+    }
+  }
   add("A_log", mapped({HV}, ++stream, 1, 16, [](double x) { return std::log(x); }));
   add("dt_bias", mapped({gate}, ++stream, std::log(1e-3), std::log(0.1),
                         [](double x) { return std::log(std::expm1(std::exp(x))); }));
@@ -97,9 +103,24 @@ kda_status run_layer(kda_context* context, const Plan& plan, const kda_layer_arg
       message);
 }
 
+Tensor layer_rows(const kda_layer_weights* w, kda_dtype io, int64_t rows) {
+  kda_layer_spec s{};
+  if (kda_layer_weights_spec(w, &s) != KDA_OK) return Tensor(io, {0, 0});
+  std::vector<double> x;
+  for (int64_t i = 0; i < rows * s.hidden; ++i) x.push_back(1.5 * std::sin(0.37 * static_cast<double>(i * i % 1009)));
+  return Tensor::of(io, {rows, s.hidden}, x);
+}
+
 LayerRun prefill_layer(const kda_layer_weights* w, kda_context* context, const char* backend, const char* projection,
                        kda_dtype io, int64_t rows, uint32_t flags) {
+  return prefill_layer(w, context, backend, projection, layer_rows(w, io, rows), flags);
+}
+
+LayerRun prefill_layer(const kda_layer_weights* w, kda_context* context, const char* backend, const char* projection,
+                       const Tensor& hidden, uint32_t flags) {
   LayerRun r;
+  const kda_dtype io = hidden.dtype();
+  const int64_t rows = hidden.shape()[0];
   kda_layer_spec s{};
   if (kda_layer_weights_spec(w, &s) != KDA_OK) {
     r.error = kda_last_error();
@@ -115,9 +136,7 @@ LayerRun prefill_layer(const kda_layer_weights* w, kda_context* context, const c
     r.error = plan.message();
     return r;
   }
-  std::vector<double> x;
-  for (int64_t i = 0; i < rows * s.hidden; ++i) x.push_back(1.5 * std::sin(0.37 * static_cast<double>(i * i % 1009)));
-  const Tensor hidden = Tensor::of(io, {rows, s.hidden}, x), cu = Tensor::ints({0, rows}), slots = Tensor::ints({0});
+  const Tensor cu = Tensor::ints({0, rows}), slots = Tensor::ints({0});
   const int64_t channels = 2 * s.num_heads * s.key_dim + s.num_value_heads * s.value_dim;
   r.out = Tensor(io, {rows, s.hidden});
   r.normed = Tensor(io, {rows, s.num_value_heads, s.value_dim});

@@ -45,5 +45,9 @@ struct LayerRun {
 };
 LayerRun prefill_layer(const kda_layer_weights* weights, kda_context* context, const char* backend,
                        const char* projection, kda_dtype io, int64_t rows, uint32_t flags = 0);
+// Of rows of one's own [T, D]; these are the ones that the other takes.
+LayerRun prefill_layer(const kda_layer_weights* weights, kda_context* context, const char* backend,
+                       const char* projection, const Tensor& hidden, uint32_t flags = 0);
+Tensor layer_rows(const kda_layer_weights* weights, kda_dtype io, int64_t rows);
 
 }  // namespace kda::conformance

@@ -17,12 +17,13 @@ struct Choice {
   bool records;
   bool grouped;  // HV = 2 H, K != V
   bool ds;       // conv layout
+  bool bias;     // of the convolution
 };
 
 const std::vector<Axis> kAxes = {{"io", {"fp32", "bf16", "fp16"}}, {"gate", {"softplus", "bounded"}},
                                  {"output_gate", {"low", "full"}}, {"width", {"1", "3"}},
                                  {"mode", {"columns", "records"}}, {"heads", {"2x2", "2x4"}},
-                                 {"window", {"sd", "ds"}}};
+                                 {"window", {"sd", "ds"}},         {"conv_bias", {"no", "yes"}}};
 
 Choice choice_of(const std::vector<int>& c) {
   constexpr kda_dtype kIo[] = {KDA_FP32, KDA_BF16, KDA_FP16};
@@ -32,7 +33,8 @@ Choice choice_of(const std::vector<int>& c) {
           c[3] == 0 ? 1 : 3,
           c[4] == 1,
           c[5] == 1,
-          c[6] == 1};
+          c[6] == 1,
+          c[7] == 1};
 }
 
 kda_layer_spec spec_of(const Choice& c) {
@@ -48,6 +50,7 @@ kda_layer_spec spec_of(const Choice& c) {
   s.conv_width = 4;
   s.gate_family = c.family;
   s.lower_bound = c.family == KDA_GATE_BOUNDED ? -5 : 0;
+  s.conv_bias = c.bias;
   s.norm_eps = 1e-5;
   return s;
 }

@@ -35,6 +35,24 @@ kda_attention_spec attention(const kda_layer_desc& d) {
   return a;
 }
 
+// Of either group's convolution; the mode is the group's.
+kda_conv_desc conv_desc(const kda_layer_desc& d) {
+  kda_conv_desc conv{};
+  conv.struct_size = sizeof conv;
+  conv.backend = d.backend;
+  conv.width = d.layer.conv_width;
+  conv.parts = 1;
+  conv.channels[0] = channels(d.layer);
+  conv.io_dtype = d.io_dtype;
+  conv.state_dtype = d.conv_dtype;
+  conv.layout = d.conv_layout;
+  conv.max_tokens = d.max_tokens;
+  conv.max_sequences = d.max_sequences;
+  conv.null_slot = d.null_slot;
+  conv.flags = d.flags;
+  return conv;
+}
+
 template <class Op>
 Status make(const Context& context, const typename Op::Desc& desc, std::unique_ptr<Plan<Op>>& out) {
   auto plan = create_plan<Op>(context, &desc);
@@ -75,22 +93,10 @@ Result<std::unique_ptr<LayerPlan>> LayerPlan::create(const Context& context, con
 
 Status LayerPlan::make_parts() {
   const kda_layer_desc& d = desc_;
-  kda_conv_desc conv{};
-  conv.struct_size = sizeof conv;
-  conv.backend = d.backend;
+  kda_conv_desc conv = conv_desc(d);
   conv.mode = KDA_CONV_PREFILL;
-  conv.width = d.layer.conv_width;
-  conv.parts = 1;
-  conv.channels[0] = channels(d.layer);
-  conv.io_dtype = d.io_dtype;
-  conv.state_dtype = d.conv_dtype;
-  conv.layout = d.conv_layout;
-  conv.max_tokens = d.max_tokens;
-  conv.max_sequences = d.max_sequences;
   conv.initial_state = d.initial_state;
-  conv.null_slot = d.null_slot;
   conv.max_checkpoints = d.max_checkpoints;
-  conv.flags = d.flags;
   KDA_RETURN_IF_ERROR(make<Conv>(*context, conv, conv_));
 
   kda_prefill_desc prefill{};
@@ -116,20 +122,34 @@ Status LayerPlan::make_parts() {
   norm.eps = d.layer.norm_eps;
   norm.max_tokens = d.max_tokens;
   KDA_RETURN_IF_ERROR(make<GatedNorm>(*context, norm, norm_));
+  return make_recurrent();
+}
 
+Status LayerPlan::make_recurrent() {
+  const kda_layer_desc& d = desc_;
+  kda_decode_desc decode{};
+  decode.struct_size = sizeof decode;
+  decode.attention = attention(d);
+  decode.backend = d.backend;
+  decode.max_tokens = d.max_tokens;
+  decode.max_sequences = d.max_sequences;
+  decode.width = d.width;
+  decode.mode = d.mode;
+  decode.fold = d.fold;
+  decode.null_slot = d.null_slot;
+  decode.flags = d.flags;
+  if (d.layer.conv_bias != 0) {
+    kda_conv_desc conv = conv_desc(d);
+    conv.mode = d.mode == KDA_DECODE_RECORDS ? KDA_CONV_RECORDS : KDA_CONV_COLUMNS;
+    conv.verify_width = d.width;
+    conv.fold = d.fold;
+    KDA_RETURN_IF_ERROR(make<Conv>(*context, conv, step_conv_));
+    return make<Decode>(*context, decode, step_decode_);
+  }
   kda_decode_step_desc step{};
   step.struct_size = sizeof step;
-  step.decode.struct_size = sizeof step.decode;
-  step.decode.attention = attention(d);
+  step.decode = decode;
   step.decode.attention.out_dtype = d.out_dtype;
-  step.decode.backend = d.backend;
-  step.decode.max_tokens = d.max_tokens;
-  step.decode.max_sequences = d.max_sequences;
-  step.decode.width = d.width;
-  step.decode.mode = d.mode;
-  step.decode.fold = d.fold;
-  step.decode.null_slot = d.null_slot;
-  step.decode.flags = d.flags;
   step.conv_width = d.layer.conv_width;
   step.conv_parts = 1;
   step.conv_layout = d.conv_layout;
@@ -175,7 +195,8 @@ void LayerPlan::book_sections() {
 }
 
 const kda_plan* LayerPlan::part(size_t i) const {
-  const kda_plan* const parts[] = {conv_.get(), prefill_.get(), norm_.get(), step_.get()};
+  const kda_plan* const step = step_ ? static_cast<const kda_plan*>(step_.get()) : step_conv_.get();
+  const kda_plan* const parts[] = {conv_.get(), prefill_.get(), norm_.get(), step, step_decode_.get()};
   return i < std::size(parts) ? parts[i] : nullptr;
 }
 
@@ -329,34 +350,64 @@ Status LayerPlan::project_in(const Weights& w, const kda_layer_args& a, const Sc
   return g_b_->run({w.g_b(), s.g_a, {&s.z, 1}, s.projections}, stream);
 }
 
-// Steps 2 to 4 on the chunk rows. Rows of no sequence keep o = 0, and with it y.
-Status LayerPlan::run_chunk(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
-  const kda_layer_spec& l = desc_.layer;
-  const kda_layer_group& g = a.chunk;
+// Steps 2 to 4. The norm of a step with chunk rows goes over all rows: of nobody's it makes zeros, and what it leaves
+// in recurrent rows decode_step writes over.
+Status LayerPlan::run_operators(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
+  const bool apart = given(a.recurrent) && !step_;
+  if (given(a.chunk) || apart) {
+    KDA_RETURN_IF_ERROR(fill_zero(*context, s.o, stream));
+    if (given(a.chunk)) KDA_RETURN_IF_ERROR(attend_chunk(w, a, s, stream));
+    if (apart) KDA_RETURN_IF_ERROR(attend_recurrent(w, a, s, stream));
+    KDA_RETURN_IF_ERROR(run_norm(w, s, stream));
+  } else {
+    KDA_RETURN_IF_ERROR(fill_zero(*context, s.y, stream));
+  }
+  return given(a.recurrent) && step_ ? run_step(w, a, s, stream) : Status();
+}
+
+namespace {
+
+// q, k, v of either group in the rows [T, channels] that the convolution wrote.
+template <class Args>
+void place_qkv(const kda_layer_spec& l, const kda_tensor& post, Args& a) {
+  a.q = heads(columns(post, 0, keys(l)), l.num_heads, l.key_dim);
+  a.k = heads(columns(post, keys(l), keys(l)), l.num_heads, l.key_dim);
+  a.v = heads(columns(post, 2 * keys(l), values(l)), l.num_value_heads, l.value_dim);
+}
+
+kda_conv_args conv_args(const kda_layer_group& g, const kda_layer_args& a, const Weights::Parameters& p,
+                        const kda_tensor& x, const kda_tensor& out) {
   kda_conv_args conv{};
   conv.struct_size = sizeof conv;
-  conv.x[0] = s.qkv;
-  conv.weight[0] = w.parameters().conv;
+  conv.x[0] = x;
+  conv.weight[0] = p.conv;
+  conv.bias[0] = p.conv_bias;
   conv.sequences = g.sequences;
   conv.state[0] = a.conv_state;
   conv.slots = g.slots;
   conv.write_slots = g.write_slots;
   conv.has_initial_state = g.has_initial_state;
+  conv.out[0] = out;
+  return conv;
+}
+
+}  // namespace
+
+Status LayerPlan::attend_chunk(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
+  const kda_layer_spec& l = desc_.layer;
+  const kda_layer_group& g = a.chunk;
+  kda_conv_args conv = conv_args(g, a, w.parameters(), s.qkv, s.post);
   conv.checkpoint_offsets = g.checkpoint_offsets;
   conv.checkpoint_slots = g.checkpoint_slots;
-  conv.out[0] = s.post;
   KDA_RETURN_IF_ERROR(run_plan<Conv>(conv_.get(), &conv, s.operators, stream));
 
-  KDA_RETURN_IF_ERROR(fill_zero(*context, s.o, stream));
   kda_prefill_args prefill{};
   prefill.struct_size = sizeof prefill;
-  prefill.q = heads(columns(s.post, 0, keys(l)), l.num_heads, l.key_dim);
-  prefill.k = heads(columns(s.post, keys(l), keys(l)), l.num_heads, l.key_dim);
-  prefill.v = heads(columns(s.post, 2 * keys(l), values(l)), l.num_value_heads, l.value_dim);
-  prefill.gate = heads(s.f, l.num_value_heads, l.key_dim);
-  prefill.beta = s.b;
+  place_qkv(l, s.post, prefill);
   prefill.A_log = w.parameters().A_log;
   prefill.dt_bias = w.parameters().dt_bias;
+  prefill.gate = heads(s.f, l.num_value_heads, l.key_dim);
+  prefill.beta = s.b;
   prefill.sequences = g.sequences;
   prefill.state = a.state;
   prefill.slots = g.slots;
@@ -365,24 +416,26 @@ Status LayerPlan::run_chunk(const Weights& w, const kda_layer_args& a, const Scr
   prefill.checkpoint_offsets = g.checkpoint_offsets;
   prefill.checkpoint_slots = g.checkpoint_slots;
   prefill.out = heads(s.o, l.num_value_heads, l.value_dim);
-  KDA_RETURN_IF_ERROR(run_plan<Prefill>(prefill_.get(), &prefill, s.operators, stream));
+  return run_plan<Prefill>(prefill_.get(), &prefill, s.operators, stream);
+}
 
+// Rows of nobody keep o = 0, and with it y.
+Status LayerPlan::run_norm(const Weights& w, const Scratch& s, void* stream) const {
+  const kda_layer_spec& l = desc_.layer;
   kda_gated_norm_args norm{};
   norm.struct_size = sizeof norm;
-  norm.o = prefill.out;
+  norm.o = heads(s.o, l.num_value_heads, l.value_dim);
   norm.z = heads(s.z, l.num_value_heads, l.value_dim);
   norm.weight = w.parameters().norm;
   norm.out = heads(s.y, l.num_value_heads, l.value_dim);
   return run_plan<GatedNorm>(norm_.get(), &norm, s.operators, stream);
 }
 
-// Steps 2 to 4 on the recurrent rows, over whatever the chunk group's norm left in them.
-Status LayerPlan::run_recurrent(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
+// What decode and decode_step have in common.
+kda_decode_args LayerPlan::decode_args(const Weights& w, const kda_layer_args& a, const Scratch& s) const {
   const kda_layer_spec& l = desc_.layer;
   const kda_layer_group& g = a.recurrent;
-  kda_decode_step_args step{};
-  step.struct_size = sizeof step;
-  kda_decode_args& d = step.decode;
+  kda_decode_args d{};
   d.struct_size = sizeof d;
   d.gate = heads(s.f, l.num_value_heads, l.key_dim);
   d.beta = s.b;
@@ -395,7 +448,31 @@ Status LayerPlan::run_recurrent(const Weights& w, const kda_layer_args& a, const
   d.accepted = g.accepted;
   d.has_initial_state = g.has_initial_state;
   d.records = a.records;
-  d.out = heads(s.y, l.num_value_heads, l.value_dim);
+  return d;
+}
+
+Status LayerPlan::attend_recurrent(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
+  const kda_layer_spec& l = desc_.layer;
+  kda_conv_args conv = conv_args(a.recurrent, a, w.parameters(), s.qkv, s.post);
+  conv.accepted = a.recurrent.accepted;
+  if (desc_.fold != 0) {
+    conv.record_count = a.records.count;
+    conv.record_rows = a.records.record_rows;
+  }
+  KDA_RETURN_IF_ERROR(run_plan<Conv>(step_conv_.get(), &conv, s.operators, stream));
+  kda_decode_args d = decode_args(w, a, s);
+  place_qkv(l, s.post, d);
+  d.out = heads(s.o, l.num_value_heads, l.value_dim);
+  return run_plan<Decode>(step_decode_.get(), &d, s.operators, stream);
+}
+
+// Over whatever the norm left in the recurrent rows.
+Status LayerPlan::run_step(const Weights& w, const kda_layer_args& a, const Scratch& s, void* stream) const {
+  const kda_layer_spec& l = desc_.layer;
+  kda_decode_step_args step{};
+  step.struct_size = sizeof step;
+  step.decode = decode_args(w, a, s);
+  step.decode.out = heads(s.y, l.num_value_heads, l.value_dim);
   step.x[0] = s.qkv;
   step.conv_weight[0] = w.parameters().conv;
   step.conv_state[0] = a.conv_state;
@@ -425,12 +502,7 @@ Status LayerPlan::run(const kda_layer_args* raw, const kda_workspace& workspace,
   }
   const Scratch s = scratch(a, workspace);
   KDA_RETURN_IF_ERROR(project_in(w, a, s, stream));
-  if (given(a.chunk)) {
-    KDA_RETURN_IF_ERROR(run_chunk(w, a, s, stream));
-  } else {
-    KDA_RETURN_IF_ERROR(fill_zero(*context, s.y, stream));
-  }
-  if (given(a.recurrent)) KDA_RETURN_IF_ERROR(run_recurrent(w, a, s, stream));
+  KDA_RETURN_IF_ERROR(run_operators(w, a, s, stream));
   return project_out(w, a, s, stream);
 }
 

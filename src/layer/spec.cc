@@ -145,6 +145,7 @@ Status same(const kda_layer_spec& a, const kda_layer_spec& b) {
   KDA_RETURN_IF_ERROR(field("gate_family", static_cast<int>(a.gate_family), static_cast<int>(b.gate_family)));
   KDA_RETURN_IF_ERROR(field("lower_bound", a.lower_bound, b.lower_bound));
   KDA_RETURN_IF_ERROR(field("allow_neg_eigval", a.allow_neg_eigval != 0, b.allow_neg_eigval != 0));
+  KDA_RETURN_IF_ERROR(field("conv_bias", a.conv_bias != 0, b.conv_bias != 0));
   return field("norm_eps", a.norm_eps, b.norm_eps);
 }
 

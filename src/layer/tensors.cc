@@ -20,7 +20,8 @@ std::string canonical(const std::string& name) {
       {"g_proj.1.bias", "g_b_proj.bias"},
       {"in_proj_qkvbfg_a.weight", "fused_qkvbfg_a_proj.weight"},
       {"in_proj_qkvgfab", "in_proj_qkvgfab.weight"},
-      {"conv1d.weight", "qkv_conv1d.weight"}};
+      {"conv1d.weight", "qkv_conv1d.weight"},
+      {"conv1d.bias", "qkv_conv1d.bias"}};
   const auto at = kAliases.find(name);
   return at == kAliases.end() ? name : at->second;
 }
@@ -43,6 +44,10 @@ constexpr const char* kKnown[] = {"q_proj.weight",
                                   "k_conv1d.weight",
                                   "v_conv1d.weight",
                                   "qkv_conv1d.weight",
+                                  "q_conv1d.bias",
+                                  "k_conv1d.bias",
+                                  "v_conv1d.bias",
+                                  "qkv_conv1d.bias",
                                   "in_proj_qkvgfab.weight",
                                   "fused_qkvbfg_a_proj.weight",
                                   "fused_fg_b_proj.weight"};
@@ -78,6 +83,7 @@ class Resolver {
     KDA_RETURN_IF_ERROR(projections());
     KDA_RETURN_IF_ERROR(output_gate());
     KDA_RETURN_IF_ERROR(convolutions(short_conv));
+    KDA_RETURN_IF_ERROR(convolution_biases(short_conv));
     KDA_RETURN_IF_ERROR(parameters());
     return out_;
   }
@@ -104,11 +110,6 @@ class Resolver {
       if (std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown)) {
         KDA_RETURN_IF_ERROR(check_dtype(*source));
         continue;
-      }
-      if (name.ends_with("conv1d.bias")) {
-        return unsupported(source->where,
-                           ": a bias of the short convolution (FLA's conv_bias) is not supported by the layer, and "
-                           "without it the model would be another (spec L-11)");
       }
       return invalid_argument(source->where,
                               ": not a tensor of a KDA layer (no projection but FLA's g_proj.1 has a bias, "
@@ -242,6 +243,34 @@ class Resolver {
     return {};
   }
 
+  // All parts have a bias, or none has (spec L-11).
+  Status convolution_biases(bool short_conv) {
+    const int64_t rows[3] = {keys(s_), keys(s_), values(s_)};
+    const char* names[3] = {"q_conv1d.bias", "k_conv1d.bias", "v_conv1d.bias"};
+    const TensorSource* packed = find("qkv_conv1d.bias");
+    if (packed != nullptr && packed->count() != channels(s_)) {
+      return wrong_count(*packed, channels(s_), shape_text({channels(s_)}));
+    }
+    int64_t first = 0;
+    for (int i = 0; i < 3; ++i) {
+      const TensorSource* t = find(names[i]);
+      if (t != nullptr && packed != nullptr) return invalid_argument(t->where, ": another tensor gives it too");
+      const TensorSource* from = t != nullptr ? t : packed;
+      if (from != nullptr && !short_conv) {
+        return invalid_argument(from->where, ": wanted no short convolution, as the config says");
+      }
+      if (from != nullptr && s_.conv_bias == 0) {
+        return invalid_argument(from->where, ": wanted no bias of the short convolution, as the description says");
+      }
+      if (from == nullptr && s_.conv_bias != 0) return missing(names[i]);
+      if (t != nullptr && t->count() != rows[i]) return wrong_count(*t, rows[i], shape_text({rows[i]}));
+      if (from != nullptr)
+        out_.conv_bias[i] = {from->where, from->dtype, at(*from, t != nullptr ? 0 : first), rows[i]};
+      first += rows[i];
+    }
+    return {};
+  }
+
   Status parameters() {
     const int64_t HV = s_.num_value_heads;
     KDA_RETURN_IF_ERROR(vector("dt_bias", out_.dt_bias, gates(s_)));
@@ -351,6 +380,9 @@ Status derive_heads(const TensorMap& tensors, const Config& config, kda_layer_sp
     auto heads = divided(*from, "rows", from->shape[0] - (packed ? values(s) : 0), (packed ? 2 : 1) * s.key_dim);
     if (!heads.ok()) return heads.status();
     s.num_heads = heads.value();
+  }
+  for (const char* name : {"q_conv1d.bias", "k_conv1d.bias", "v_conv1d.bias", "qkv_conv1d.bias"}) {
+    if (find_any(tensors, name) != nullptr) s.conv_bias = 1;
   }
   if (!config.short_conv) {
     s.conv_width = 2;

@@ -38,7 +38,8 @@ struct VectorView {
 
 struct LayerTensors {
   MatrixView q, k, v, b, f_a, f_b, g_a, g_b, g, o;
-  VectorView conv[3];  // q, k, v: [channels, W]; absent without short convolution
+  VectorView conv[3];       // q, k, v: [channels, W]; absent without short convolution
+  VectorView conv_bias[3];  // q, k, v: [channels]; all or none
   VectorView A_log, dt_bias, norm, g_bias;
 };
 

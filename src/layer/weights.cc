@@ -44,20 +44,29 @@ LayerTensors cut(const LayerTensors& whole, const kda_layer_spec& s, int64_t ran
   t.g = rows(t.g, rank * values(s), values(s));
   t.o = columns(t.o, rank * values(s), values(s));
   const int64_t channel[3] = {keys(s), keys(s), values(s)};
-  for (int i = 0; i < 3; ++i) t.conv[i] = part(t.conv[i], rank * channel[i] * W, channel[i] * W);
+  for (int i = 0; i < 3; ++i) {
+    t.conv[i] = part(t.conv[i], rank * channel[i] * W, channel[i] * W);
+    t.conv_bias[i] = part(t.conv_bias[i], rank * channel[i], channel[i]);
+  }
   t.A_log = part(t.A_log, rank * HV, HV);
   t.dt_bias = part(t.dt_bias, rank * gates(s), gates(s));
   t.g_bias = part(t.g_bias, rank * values(s), values(s));
   return t;
 }
 
-// Taps [channels, W]; without short convolution [0, 1], which passes the newest input on as it is (spec L-11).
-std::vector<float> taps(const LayerTensors& t, const kda_layer_spec& s) {
+// Of q, k and v behind one another.
+std::vector<float> joined(const VectorView (&parts)[3]) {
   std::vector<float> all;
-  for (const VectorView& v : t.conv) {
+  for (const VectorView& v : parts) {
     const std::vector<float> values = widened(v);
     all.insert(all.end(), values.begin(), values.end());
   }
+  return all;
+}
+
+// Taps [channels, W]; without short convolution [0, 1], which passes the newest input on as it is (spec L-11).
+std::vector<float> taps(const LayerTensors& t, const kda_layer_spec& s) {
+  std::vector<float> all = joined(t.conv);
   for (int64_t c = 0; !t.conv[0].present() && c < channels(s); ++c) all.insert(all.end(), {0.0f, 1.0f});
   return all;
 }
@@ -116,6 +125,7 @@ Status Weights::upload(const LayerTensors& t) {
       {widened(t.dt_bias), parameters_.dt_bias, {spec_.num_value_heads, spec_.key_dim}},
       {taps(t, spec_), parameters_.conv, {channels(spec_), spec_.conv_width}},
       {widened(t.norm), parameters_.norm, {spec_.value_dim}},
+      {joined(t.conv_bias), parameters_.conv_bias, {channels(spec_)}},
   };
   constexpr size_t kFloats = 64;
   std::vector<float> all;
@@ -133,7 +143,7 @@ Status Weights::upload(const LayerTensors& t) {
   KDA_RETURN_IF_ERROR(stream.synchronize());
   auto* at = reinterpret_cast<float*>(small_.data());
   for (const Part& part : parts) {
-    part.view = make_tensor(at, KDA_FP32, part.shape, context_->device);
+    if (!part.values.empty()) part.view = make_tensor(at, KDA_FP32, part.shape, context_->device);
     at += round_up(part.values.size(), kFloats);
   }
   return {};
@@ -150,7 +160,9 @@ Result<kda_tensor> Weights::parameter(const std::string& name) const {
   if (name == "dt_bias") return parameters_.dt_bias;
   if (name == "conv") return parameters_.conv;
   if (name == "norm") return parameters_.norm;
-  return not_found("parameter: wanted A_log, dt_bias, conv or norm, got \"", name, "\"");
+  if (name == "conv_bias" && present(parameters_.conv_bias)) return parameters_.conv_bias;
+  return not_found("parameter: wanted A_log, dt_bias, conv, norm",
+                   present(parameters_.conv_bias) ? ", conv_bias" : "", ", got \"", name, "\"");
 }
 
 }  // namespace kda::layer

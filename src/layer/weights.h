@@ -31,10 +31,11 @@ class Weights {
   int64_t bytes() const;
   // fp32, on the context's device.
   struct Parameters {
-    kda_tensor A_log{};    // [HV]
-    kda_tensor dt_bias{};  // [HV, K]
-    kda_tensor conv{};     // [2*H*K + HV*V, W]
-    kda_tensor norm{};     // [V]
+    kda_tensor A_log{};      // [HV]
+    kda_tensor dt_bias{};    // [HV, K]
+    kda_tensor conv{};       // [2*H*K + HV*V, W]
+    kda_tensor norm{};       // [V]
+    kda_tensor conv_bias{};  // [2*H*K + HV*V]; absent where the layer has none
   };
   const Parameters& parameters() const { return parameters_; }
   // One of them by its name.

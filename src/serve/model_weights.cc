@@ -89,7 +89,8 @@ Result<ModelWeights> ModelWeights::open(const std::string& path, const ModelOpti
     if (layers == 0) whole = s;
     if (s.hidden != whole.hidden || s.num_heads != whole.num_heads || s.num_value_heads != whole.num_value_heads ||
         s.key_dim != whole.key_dim || s.value_dim != whole.value_dim || s.gate_rank != whole.gate_rank ||
-        s.output_gate_rank != whole.output_gate_rank || s.conv_width != whole.conv_width) {
+        s.output_gate_rank != whole.output_gate_rank || s.conv_width != whole.conv_width ||
+        s.conv_bias != whole.conv_bias) {
       return invalid_argument("--checkpoint: wanted KDA layers of one shape, got another in layer {} of {}", number,
                               path);
     }

@@ -22,7 +22,8 @@ _GATES = {_abi.KDA_OUTPUT_GATE_LOW_RANK: "low_rank", _abi.KDA_OUTPUT_GATE_FULL_R
 PARAMETERS = (
     "q_proj.weight", "k_proj.weight", "v_proj.weight", "b_proj.weight", "f_a_proj.weight", "f_b_proj.weight",
     "g_a_proj.weight", "g_b_proj.weight", "g_b_proj.bias", "g_proj.weight", "o_proj.weight", "o_norm.weight",
-    "A_log", "dt_bias", "q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight",
+    "A_log", "dt_bias", "q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight", "q_conv1d.bias", "k_conv1d.bias",
+    "v_conv1d.bias",
 )  # fmt: skip
 
 
@@ -44,6 +45,7 @@ class LayerSpec:
     gate_family: str = "softplus"
     lower_bound: float | None = None
     allow_neg_eigval: bool = False
+    conv_bias: bool = False
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -65,7 +67,7 @@ class LayerSpec:
         return cls(
             **{name: getattr(s, name) for name in same}, output_gate=_GATES[s.output_gate],
             gate_family=_FAMILIES[s.gate_family], lower_bound=s.lower_bound if bounded else None,
-            allow_neg_eigval=s.allow_neg_eigval != 0, norm_eps=s.norm_eps,
+            allow_neg_eigval=s.allow_neg_eigval != 0, conv_bias=s.conv_bias != 0, norm_eps=s.norm_eps,
         )  # fmt: skip
 
     def struct(self) -> Any:

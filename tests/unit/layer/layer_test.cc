@@ -204,6 +204,108 @@ TEST(Layer, L11_NamesBiasAndNoShortConvolutionOfFla) {
   expect_same(taps, none);
 }
 
+// The bias is added to the taps' sum in fp32 (spec L-11): with a constant hidden row and taps [0, 0, 0, 1] the
+// convolution of q, k, v is silu(projection + bias), as the projection of one more hidden channel that is always 1.
+TEST(Layer, L11_ABiasOfTheShortConvolution) {
+  kda_layer_spec s = small_spec();
+  s.conv_bias = 1;
+  LayerModel biased = conformance::layer_model(s, 13), plain = biased;
+  plain.spec.conv_bias = 0;
+  const int64_t last = s.hidden - 1;
+  for (const char* part : {"q", "k", "v"}) {
+    const std::string taps = std::string(part) + "_conv1d.weight", bias = std::string(part) + "_conv1d.bias",
+                      matrix = std::string(part) + "_proj.weight";
+    std::vector<double> w;
+    for (int c = 0; c < 64; ++c) w.insert(w.end(), {0.0, 0.0, 0.0, 1.0});
+    for (LayerModel* m : {&biased, &plain}) *m->find(taps) = Tensor::of(KDA_FP32, {64, 1, 4}, w);
+    for (int64_t c = 0; c < 64; ++c) {
+      biased.find(matrix)->set({c, last}, 0);
+      plain.find(matrix)->set({c, last}, biased.find(bias)->get({c}));
+    }
+    remove(plain, bias);
+  }
+  // Other tensors read the last channel too: the same in both models.
+  const WeightsHandle a = packed(biased, KDA_FP32), b = packed(plain, KDA_FP32);
+  ASSERT_TRUE(a != nullptr && b != nullptr);
+  Tensor hidden = conformance::layer_rows(a.get(), KDA_FP32, 12);
+  for (int64_t t = 0; t < 12; ++t) hidden.set({t, last}, 1);
+  const auto run = [&](const WeightsHandle& w) {
+    return conformance::prefill_layer(w.get(), conformance::cpu_context(), nullptr, nullptr, hidden);
+  };
+  const LayerRun x = run(a), y = run(b);
+  ASSERT_EQ(x.error + y.error, "");
+  EXPECT_LE(conformance::compare_flat(x.out.values(), y.out.values()).total, 1e-6);
+  EXPECT_LE(conformance::compare_flat(x.state.values(), y.state.values()).total, 1e-6);
+  kda_tensor bias{};
+  EXPECT_EQ(kda_layer_weights_parameter(a.get(), "conv_bias", &bias), KDA_OK);
+  EXPECT_EQ(bias.shape[0], 192);
+  EXPECT_EQ(kda_layer_weights_parameter(b.get(), "conv_bias", &bias), KDA_NOT_FOUND);
+}
+
+TEST(Layer, L11_PackedBiasAndARanksShare) {
+  kda_layer_spec s = small_spec();
+  s.conv_bias = 1;
+  const LayerModel apart = conformance::layer_model(s, 14);
+  LayerModel joined = apart;
+  std::vector<double> all;
+  for (const char* name : {"q_conv1d.bias", "k_conv1d.bias", "v_conv1d.bias"}) {
+    const std::vector<double> part = joined.find(name)->values();
+    all.insert(all.end(), part.begin(), part.end());
+    remove(joined, name);
+  }
+  joined.tensors.emplace_back("conv1d.bias", Tensor::of(KDA_BF16, {192}, all));
+  expect_same(apart, joined);
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    const WeightsHandle w = packed(apart, KDA_FP32, nullptr, 2, rank);
+    kda_tensor bias{};
+    ASSERT_EQ(kda_layer_weights_parameter(w.get(), "conv_bias", &bias), KDA_OK);
+    const std::vector<double> got = conformance::values(bias);
+    ASSERT_EQ(got.size(), 96u);
+    for (size_t part = 0; part < 3; ++part) {
+      for (size_t c = 0; c < 32; ++c) {
+        EXPECT_EQ(got[part * 32 + c], all[part * 64 + static_cast<size_t>(rank) * 32 + c]);
+      }
+    }
+  }
+}
+
+// Decode of a layer with a biased convolution continues a prefill as a longer prefill would have.
+TEST(Layer, L11_DecodeWithABiasContinuesThePrompt) {
+  kda_layer_spec s = small_spec();
+  s.conv_bias = 1;
+  const LayerModel m = conformance::layer_model(s, 15);
+  const WeightsHandle w = packed(m, KDA_FP32);
+  const LayerRun whole = run_once(w.get(), nullptr, KDA_FP32, 12);
+  kda_layer_desc d = conformance::layer_desc(s, nullptr, KDA_FP32);
+  d.max_tokens = 12;
+  d.max_sequences = 1;
+  const conformance::Plan plan(kda_layer_plan_create, conformance::cpu_context(), d);
+  ASSERT_TRUE(plan.ok()) << plan.message();
+  Tensor state = Tensor::full(KDA_FP32, {1, 2, 32, 32}, 0), window = Tensor::full(KDA_FP32, {1, 3, 192}, 0);
+  const Tensor rows = conformance::layer_rows(w.get(), KDA_FP32, 12), slots = Tensor::ints({0});
+  std::string message;
+  for (int64_t first = 0; first < 12;) {
+    const int64_t count = first == 0 ? 7 : 1;
+    const Tensor cu = Tensor::ints({0, count}),
+                 hidden = Tensor::of(KDA_FP32, {count, s.hidden},
+                                     conformance::values(conformance::narrow(rows, 0, first, count)));
+    Tensor out(KDA_FP32, {count, s.hidden});
+    auto a = conformance::sized<kda_layer_args>();
+    a.weights = w.get();
+    a.hidden = hidden;
+    kda_layer_group& group = first == 0 ? a.chunk : a.recurrent;
+    group.sequences.cu_seqlens = cu;
+    group.slots = slots;
+    a.state = state;
+    a.conv_state = window;
+    a.out = out;
+    ASSERT_EQ(conformance::run_layer(conformance::cpu_context(), plan, a, message), KDA_OK) << message;
+    const auto wanted = conformance::values(conformance::narrow(whole.out, 0, first, count));
+    EXPECT_LE(conformance::compare_flat(out.values(), wanted).total, 1e-5) << first;
+    first += count;
+  }
+}
+
 TEST(Layer, L12_ADryRunWritesZerosAndTouchesNoPool) {
   const LayerModel m = conformance::layer_model(small_spec(), 12);
   const WeightsHandle w = packed(m, KDA_BF16);

@@ -91,13 +91,33 @@ TEST_F(MalformedTest, L02_EveryTensorOfAnotherElementType) {
   }
 }
 
-TEST_F(MalformedTest, L11_ABiasOfTheConvolutionIsRefusedByItsName) {
-  for (const char* name : {"q_conv1d.bias", "k_conv1d.bias", "v_conv1d.bias", "qkv_conv1d.bias", "conv1d.bias"}) {
+TEST_F(MalformedTest, L11_ABiasOfTheConvolutionComesWhole) {
+  const char* const parts[] = {"q_conv1d.bias", "k_conv1d.bias", "v_conv1d.bias"};
+  // One part's alone, and one part's missing.
+  for (const char* name : parts) {
     LayerModel m = models_[0];
     m.tensors.emplace_back(name, Tensor::full(KDA_BF16, {64}, 0));
     write(m);
-    expect_refused(folder_.path(), {"model.safetensors", kPrefix + std::string(name), "conv_bias", "L-11"},
-                   KDA_UNSUPPORTED);
+    expect_refused(folder_.path(), {kPrefix, "conv1d.bias", "got none"});
+    m = models_[0];
+    for (const char* other : parts) {
+      if (other != name) m.tensors.emplace_back(other, Tensor::full(KDA_BF16, {64}, 0));
+    }
+    write(m);
+    expect_refused(folder_.path(), {kPrefix, name, "got none"});
+  }
+  // Of another size, packed and beside parts, and without a short convolution.
+  for (const char* name : {"qkv_conv1d.bias", "conv1d.bias"}) {
+    LayerModel m = models_[0];
+    m.tensors.emplace_back(name, Tensor::full(KDA_BF16, {191}, 0));
+    write(m);
+    expect_refused(folder_.path(), {"model.safetensors", kPrefix + std::string(name), "192", "191"});
+    m.tensors.back().second = Tensor::full(KDA_BF16, {192}, 0);
+    write(m);
+    EXPECT_EQ(kda::Checkpoint(folder_.path()).layers()[0].spec.conv_bias, 1);
+    m.tensors.emplace_back(parts[1], Tensor::full(KDA_BF16, {64}, 0));
+    write(m);
+    expect_refused(folder_.path(), {"model.safetensors", kPrefix + std::string(parts[1]), "another tensor"});
   }
 }
 

@@ -134,6 +134,10 @@ class KDALayer(torch.nn.Module):
 
     @torch.no_grad()
     def _fill(self, p: Mapping[str, _Tensor]) -> None:
+        if "q_conv1d.bias" in p:
+            raise libkda.Unsupported(
+                "q_conv1d.bias: KDALayer's decode takes no bias of the short convolution; kda_layer_run serves such a checkpoint"
+            )
         s, (first, count) = self.whole, self.heads
         ratio = s.num_value_heads // s.num_heads
         keys = slice(first * s.key_dim, (first + count) * s.key_dim)
