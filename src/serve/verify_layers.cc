@@ -78,16 +78,14 @@ struct Walk {
 // A group of requests in one layer. Errors of outputs, and of the states and windows at both ends.
 class LayerOracle {
  public:
-  LayerOracle(const Model& model, const OraclePlan& plan, const kda_layer_weights* weights, int32_t layer)
-      : model_(model),
-        plan_(plan),
-        weights_(weights),
-        n_(static_cast<size_t>(layer)),
-        row_bytes_(model.hidden * static_cast<int64_t>(kda_dtype_size(model.io_dtype))) {}
+  LayerOracle(const Model& model, const OraclePlan& plan)
+      : model_(model), plan_(plan), row_bytes_(model.hidden * static_cast<int64_t>(kda_dtype_size(model.io_dtype))) {}
 
   // Calls advanced(rows) after each piece.
-  Status run(std::vector<Walk>& walks, const kda_context* host, const std::atomic<bool>& stop,
-             const std::function<void(int64_t)>& advanced) {
+  Status run(int32_t layer, const kda_layer_weights* weights, std::vector<Walk>& walks, const kda_context* host,
+             const std::atomic<bool>& stop, const std::function<void(int64_t)>& advanced) {
+    n_ = static_cast<size_t>(layer);
+    weights_ = weights;
     const auto requests = static_cast<int64_t>(walks.size());
     const auto window = static_cast<int64_t>(walks.front().capture().windows[n_].size());
     states_.assign(static_cast<size_t>(requests * model_.state_size()), 0.0);
@@ -156,6 +154,7 @@ class LayerOracle {
   // Keeps a piece's outputs; compares where there is something to compare with.
   void take(const Piece& p) {
     Walk& w = *p.walk;
+    w.out.reserve(static_cast<size_t>(w.total * model_.hidden));
     w.out.insert(w.out.end(), out_.begin() + p.first * model_.hidden,
                  out_.begin() + (p.first + p.rows) * model_.hidden);
     w.done += p.rows;
@@ -189,8 +188,8 @@ class LayerOracle {
 
   const Model& model_;
   const OraclePlan& plan_;
-  const kda_layer_weights* weights_;
-  size_t n_;  // the layer
+  const kda_layer_weights* weights_ = nullptr;
+  size_t n_ = 0;  // the layer
   int64_t row_bytes_, window_bytes_ = 0;
   std::vector<Piece> pieces_;
   std::vector<int32_t> cu_, slots_;
@@ -267,10 +266,10 @@ Result<VerifyReport> verify_layers(const Model& model, const ModelWeights& weigh
   report.requests = static_cast<int64_t>(chosen.size());
   OraclePlan plan;
   if (!chosen.empty()) KDA_SERVE_TRY(make_plan(model, std::min(report.requests, kGroup), host, plan));
+  LayerOracle oracle(model, plan);
   for (int32_t layer = 0; layer < model.layers && !chosen.empty(); ++layer) {
     auto loaded = weights.load(plan.context.get(), layer, "reference", host);
     if (!loaded.ok()) return loaded.status();
-    LayerOracle oracle(model, plan, loaded.value().get(), layer);
     for (size_t first = 0; first < chosen.size();) {
       std::vector<Walk> group = make_group(chosen, first);
       const auto advanced = [&](int64_t count) {
@@ -280,7 +279,7 @@ Result<VerifyReport> verify_layers(const Model& model, const ModelWeights& weigh
         const int64_t whole = layer + 1 < model.layers ? 0 : static_cast<int64_t>(first) + ended;
         observer({whole, report.requests, static_cast<double>(rows_done) / static_cast<double>(rows), seconds()});
       };
-      KDA_SERVE_TRY(oracle.run(group, host, stop, advanced));
+      KDA_SERVE_TRY(oracle.run(layer, loaded.value().get(), group, host, stop, advanced));
       for (size_t i = 0; i < group.size(); ++i) note(group[i].found, layer, report.errors[first + i], report);
       first += group.size();
     }
