@@ -4,6 +4,7 @@ a failure (what CI installs must be found)."""
 import importlib.util
 import os
 
+import one_configuration
 import pytest
 
 if os.environ.get("KDA_VLLM_DEVICE", "cpu") == "cpu":
@@ -19,6 +20,7 @@ def pytest_configure(config):
     for package in filter(None, config.getoption("--require").split(",")):
         if importlib.util.find_spec(package) is None:
             raise pytest.UsageError(f"--require: {package} is not installed")
+    one_configuration.install()
 
 
 @pytest.fixture(scope="session")

@@ -130,6 +130,36 @@ def test_whole_layer_prefill_then_steps(device):
     assert served("layer_norm_gated_fwd")
 
 
+@pytest.mark.parametrize("dtype,limit", [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"])
+@torch.no_grad()
+def test_XT03_whole_layer_against_flas_own_kernels(cuda, monkeypatch, dtype, limit):
+    """Prefill and cached steps. FLA's kernels multiply float32 in TF32: what they are off themselves comes on top there."""
+    layers = pytest.importorskip("fla.layers.kda", reason="flash-linear-attention is not installed")
+    from fla.models.utils import Cache
+
+    torch.manual_seed(0)
+    layer = layers.KimiDeltaAttention(hidden_size=256, head_dim=64, num_heads=4, layer_idx=0).to(cuda, dtype).eval()
+    x = torch.randn(2, 200, 256, device=cuda).to(dtype)
+
+    def run():
+        cache = Cache()
+        parts = [layer(x[:, :196], past_key_values=cache, use_cache=True)[0]]
+        parts += [layer(x[:, t : t + 1], past_key_values=cache, use_cache=True)[0] for t in range(196, 200)]
+        return torch.cat(parts, 1)
+
+    got = run()
+    assert all(served(f) for f in ("chunk_kda", "fused_recurrent_kda_fwd", "causal_conv1d_fwd", "layer_norm_gated_fwd"))
+    monkeypatch.setenv("FLA_LIBKDA", "0")
+    libkda.stats(reset=True)
+    stock = run()
+    assert not any(served(f) for f in ("chunk_kda", "fused_recurrent_kda_fwd", "causal_conv1d_fwd", "layer_norm_gated_fwd"))
+    want = by_hand(layer.double(), x.double())
+    far = {"libkda": error(got, want), "FLA": error(stock, want), "apart": error(got, stock)}
+    print(f"layer {dtype}: {far}")
+    assert far["apart"] <= limit + (far["FLA"] if dtype == torch.float32 else 0), far
+    assert far["libkda"] <= max(limit, 1.25 * far["FLA"]), far
+
+
 def by_hand(layer, x):
     """The layer's definition in PyTorch and FLA's naive loop."""
     from fla.ops.kda.gate import naive_kda_gate
