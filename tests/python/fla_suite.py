@@ -3,9 +3,10 @@
 
 fla_suite.py FLA/tests/ops/test_kda.py [--suite-json FILE] [pytest's options, -k and -n among them]
 
-FLA's tests ask for gradients, which libkda leaves to FLA. Here chunk_kda and fused_recurrent_kda answer with libkda's outputs and
-final states, which FLA's assertions judge; their gradients are zeros and FLA's assertions on gradients (names that begin with d)
-are passed over. Said at the end for each test: whether libkda served it, what FLA served and why, or that neither was called.
+FLA's tests ask for gradients, which libkda leaves to FLA. Here chunk_kda and fused_recurrent_kda answer with libkda's outputs
+and final states, which FLA's assertions judge; their gradients are zeros and FLA's assertions on gradients (names that begin
+with d) are passed over. Said at the end for each test: whether libkda served it, what FLA served and why, or that neither was
+called.
 """
 
 import functools
