@@ -13,6 +13,7 @@ of the tensors that do not fit the L2 together. Outputs and final states are com
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -20,14 +21,47 @@ import random
 import statistics
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import fla
 import torch
 import triton
+from triton.runtime.autotuner import Autotuner
 
+TUNING_MS = 5, 25  # warm-up and measuring of a configuration; Triton's 25 and 100 take minutes for all cases
+SHARDS = 4
+
+
+def in_shard(shard):
+    """From here on kernels have every SHARDS-th of their configurations, which are compiled and not measured."""
+
+    def compile_only(call, quantiles):
+        call()
+        return [0.0] * len(quantiles)
+
+    whole = Autotuner.__init__
+
+    def part(self, fn, arg_names, configs, *rest, **keywords):
+        whole(self, fn, arg_names, [*configs[shard::SHARDS], *configs[:1]], *rest, **keywords)
+
+    Autotuner.__init__ = part
+    Autotuner.do_bench = property(lambda _: compile_only)
+
+
+def in_short():
+    """From here on configurations are measured for TUNING_MS."""
+    warmup, rep = TUNING_MS
+    Autotuner.do_bench = property(lambda _: functools.partial(triton.testing.do_bench, warmup=warmup, rep=rep))
+
+
+if "KDA_STOCK_SHARD" in os.environ:
+    in_shard(int(os.environ["KDA_STOCK_SHARD"]))
+else:
+    in_short()
 os.environ["FLA_LIBKDA"] = "0"
+import fla
+
 import libkda
 import libkda.fla
 import libkda.torch as kt
@@ -252,18 +286,21 @@ def fallback(length, heads):
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "prefill 1x8192, 12 heads, softplus": lambda: prefill(1, 8192, 12),
+    "decode 32 rows, 32 heads": lambda: decode(32, 32),
+    "decode 128 rows, 32 heads": lambda: decode(128, 32),
     "prefill 1x8192, 32 heads, softplus": lambda: prefill(1, 8192, 32),
-    "prefill 1x8192, 64 heads, softplus": lambda: prefill(1, 8192, 64),
     "prefill 1x8192, 32 heads, bounded": lambda: prefill(1, 8192, 32, -5.0),
     "prefill 8x1024 packed, 32 heads, softplus": lambda: prefill(8, 1024, 32, packed=True),
     "prefill 8x1024 packed, 32 heads, bounded": lambda: prefill(8, 1024, 32, -5.0, packed=True),
-    "decode 32 rows, 32 heads": lambda: decode(32, 32),
-    "decode 128 rows, 32 heads": lambda: decode(128, 32),
+    "prefill 1x8192, 12 heads, softplus": lambda: prefill(1, 8192, 12),
+    "prefill 1x8192, 64 heads, softplus": lambda: prefill(1, 8192, 64),
     "conv 1x8192, 12288 channels": lambda: conv(8192, 3 * 32 * DIM),
     "gated norm 8192, 32 heads": lambda: norm(8192, 32),
     "transformers' prefill 1x2048, 32 heads": lambda: fallback(2048, 32),
 }
+
+
+KINDS = ("1x8192, 12 heads", "1x8192, 32 heads", "1x8192, 64 heads", "packed", "conv")  # others are quickly compiled
 
 
 @contextlib.contextmanager
@@ -275,6 +312,14 @@ def backend(on):
 
 def error(got, want):
     return float((got.double() - want).norm() / want.norm())
+
+
+def run_once(case):
+    """Compiles (and tunes) FLA's kernels."""
+    for variant in case.variants.values():
+        if not variant.through_libkda:
+            variant.calls[0]()
+    torch.cuda.synchronize()
 
 
 def compare(case):
@@ -371,11 +416,15 @@ def report(title, case, missing):
 
 
 def compile_all(names):
-    """Fills Triton's cache of compiled kernels; what these crowded processes find fastest is not kept."""
-    environment = {**os.environ, "FLA_CACHE_RESULTS": "0"}
-    command = [sys.executable, __file__, "--rounds", "0", "--only"]
-    running = [subprocess.Popen([*command, n], env=environment, stdout=subprocess.DEVNULL) for n in names]
-    return max(p.wait() for p in running)
+    """Fills Triton's cache of compiled kernels: for each of KINDS its cases one after the other, in SHARDS processes."""
+    running = []
+    for kind in KINDS:
+        cases = [n for n in names if kind in n]
+        for shard in range(SHARDS if cases else 0):
+            environment = {**os.environ, "FLA_CACHE_RESULTS": "0", "KDA_STOCK_SHARD": str(shard)}
+            command = [sys.executable, __file__, "--rounds", "0", "--only", ";".join(cases)]
+            running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+    return max((p.wait() for p in running), default=0)
 
 
 def main():
@@ -391,8 +440,10 @@ def main():
         sys.exit(compile_all(names))
     facts = {
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-        "fla": fla.__version__, "source_hash": libkda.source_hash(), "unit": "ms", "rounds": arguments.rounds, "cases": {},
+        "fla": fla.__version__, "source_hash": libkda.source_hash(), "tuning_ms": TUNING_MS, "unit": "ms",
+        "rounds": arguments.rounds, "cases": {},
     }  # fmt: skip
+    failed = []
     for title in names:
         torch.manual_seed(1)
         with torch.inference_mode():
@@ -401,10 +452,16 @@ def main():
             except ImportError as why:
                 print(f"\n{title}: skipped, {why}")
                 continue
-            compare(case)
             if arguments.rounds == 0:
+                run_once(case)
                 continue
-            missing = measure(case, arguments.rounds)
+            try:
+                compare(case)
+                missing = measure(case, arguments.rounds)
+            except Exception:
+                traceback.print_exc()
+                failed.append(title)
+                continue
         report(title, case, missing)
         facts["cases"][title] = {
             "errors": case.errors,
@@ -417,6 +474,8 @@ def main():
         torch.cuda.empty_cache()
         if arguments.json:
             arguments.json.write_text(json.dumps(facts, indent=1))
+    if failed:
+        sys.exit(f"failed: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":

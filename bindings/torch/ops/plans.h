@@ -88,6 +88,7 @@ class Scratch {
 
  private:
   AtenTensorHandle memory_ = nullptr;
+  void* bare_ = nullptr;
   kda_workspace grant_{};
 };
 
