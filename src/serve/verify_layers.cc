@@ -119,7 +119,7 @@ class LayerOracle {
     for (size_t i = 0; i < walks.size(); ++i) {
       Walk& w = walks[i];
       if (w.done == w.total) continue;
-      const int64_t rows = std::min(room / left--, w.until_stop());
+      const int64_t rows = std::min(room / std::max<int64_t>(left--, 1), w.until_stop());
       std::memcpy(hidden_.data() + (kPiece - room) * row_bytes_, w.capture().inputs[n_].data() + w.done * row_bytes_,
                   static_cast<size_t>(rows * row_bytes_));
       pieces_.push_back({&w, static_cast<int32_t>(i), kPiece - room, rows});
