@@ -251,6 +251,8 @@ class Resolver {
     if (packed != nullptr && packed->count() != channels(s_)) {
       return wrong_count(*packed, channels(s_), shape_text({channels(s_)}));
     }
+    const TensorSource* any = packed;
+    for (const char* name : names) any = any != nullptr ? any : find(name);
     int64_t first = 0;
     for (int i = 0; i < 3; ++i) {
       const TensorSource* t = find(names[i]);
@@ -261,6 +263,9 @@ class Resolver {
       }
       if (from != nullptr && s_.conv_bias == 0) {
         return invalid_argument(from->where, ": wanted no bias of the short convolution, as the description says");
+      }
+      if (from == nullptr && any != nullptr) {
+        return invalid_argument(any->where, ": wanted a tensor '", names[i], "' beside it (spec L-11), got none");
       }
       if (from == nullptr && s_.conv_bias != 0) return missing(names[i]);
       if (t != nullptr && t->count() != rows[i]) return wrong_count(*t, rows[i], shape_text({rows[i]}));

@@ -118,7 +118,7 @@ class Checkpoints(unittest.TestCase):
         self.refused(str(self.model), "g_proj.weight", "neither")
 
     def test_unknown_tensor(self):
-        for name, part in (("q_proj.bias", "not a tensor of a KDA layer"), ("k_conv1d.bias", "conv_bias")):
+        for name, part in (("q_proj.bias", "not a tensor of a KDA layer"), ("k_conv1d.bias", "'q_conv1d.bias' beside it")):
             save(self.model / "model.safetensors", layer() | {PREFIX + name: ("BF16", [16])})
             self.refused("model.safetensors", PREFIX + name, part)
 

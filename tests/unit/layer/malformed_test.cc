@@ -98,13 +98,13 @@ TEST_F(MalformedTest, L11_ABiasOfTheConvolutionComesWhole) {
     LayerModel m = models_[0];
     m.tensors.emplace_back(name, Tensor::full(KDA_BF16, {64}, 0));
     write(m);
-    expect_refused(folder_.path(), {kPrefix, "conv1d.bias", "got none"});
+    expect_refused(folder_.path(), {"model.safetensors", kPrefix + std::string(name), "beside it", "got none"});
     m = models_[0];
     for (const char* other : parts) {
       if (other != name) m.tensors.emplace_back(other, Tensor::full(KDA_BF16, {64}, 0));
     }
     write(m);
-    expect_refused(folder_.path(), {kPrefix, name, "got none"});
+    expect_refused(folder_.path(), {"model.safetensors", "'" + std::string(name) + "' beside it", "got none"});
   }
   // Of another size, packed and beside parts, and without a short convolution.
   for (const char* name : {"qkv_conv1d.bias", "conv1d.bias"}) {
