@@ -1,5 +1,4 @@
 // The attention operators without windows, the norm, and the whole layer.
-#include <map>
 #include <memory>
 
 #include "run_shapes.h"
@@ -7,24 +6,17 @@
 namespace kda::tools {
 namespace {
 
-class PrefillCall final : public OperatorCall {
+class PrefillCall final : public PlanCall<kda_prefill_args, KDA_OP_PREFILL> {
  public:
-  PrefillCall() : args_(make<kda_prefill_args>()) {
-    for (const auto& [name, t] : std::map<std::string, kda_tensor*>{{"q", &args_.q},
-                                                                    {"k", &args_.k},
-                                                                    {"v", &args_.v},
-                                                                    {"gate", &args_.gate},
-                                                                    {"beta", &args_.beta},
-                                                                    {"A_log", &args_.A_log},
-                                                                    {"dt_bias", &args_.dt_bias},
-                                                                    {"slots", &args_.slots},
-                                                                    {"write_slots", &args_.write_slots},
-                                                                    {"has_initial_state", &args_.has_initial_state},
-                                                                    {"checkpoint_offsets", &args_.checkpoint_offsets},
-                                                                    {"checkpoint_slots", &args_.checkpoint_slots},
-                                                                    {"out_rows", &args_.out_rows}}) {
-      bind(name, *t);
-    }
+  PrefillCall() {
+    bind_qkv(args_);
+    bind_gates(args_);
+    bind({{"slots", &args_.slots},
+          {"write_slots", &args_.write_slots},
+          {"has_initial_state", &args_.has_initial_state},
+          {"checkpoint_offsets", &args_.checkpoint_offsets},
+          {"checkpoint_slots", &args_.checkpoint_slots},
+          {"out_rows", &args_.out_rows}});
     bind("", args_.sequences);
     bind("state", args_.state, Role::kChange);
     bind("final_state", args_.final_state, Role::kOut);
@@ -57,26 +49,13 @@ class PrefillCall final : public OperatorCall {
     }
     args_.out = like(args_.v, p.attention.out_dtype);
   }
-  void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(context, create_plan(context, KDA_OP_PREFILL, p), args_);
-  }
-
- private:
-  kda_prefill_args args_;
 };
 
-class SummaryCall final : public OperatorCall {
+class SummaryCall final : public PlanCall<kda_segment_summary_args, KDA_OP_SEGMENT_SUMMARY> {
  public:
-  SummaryCall() : args_(make<kda_segment_summary_args>()) {
-    for (const auto& [name, t] : std::map<std::string, kda_tensor*>{{"q", &args_.q},
-                                                                    {"k", &args_.k},
-                                                                    {"v", &args_.v},
-                                                                    {"gate", &args_.gate},
-                                                                    {"beta", &args_.beta},
-                                                                    {"A_log", &args_.A_log},
-                                                                    {"dt_bias", &args_.dt_bias}}) {
-      bind(name, *t);
-    }
+  SummaryCall() {
+    bind_qkv(args_);
+    bind_gates(args_);
     bind("", args_.sequences);
     bind("summary", args_.summary, Role::kOut);
   }
@@ -92,17 +71,11 @@ class SummaryCall final : public OperatorCall {
     settle(verb, "--max-sequences", p.max_sequences, N);
     args_.summary = shaped(KDA_FP32, {N, p.attention.num_value_heads, p.attention.value_dim + K, K});
   }
-  void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(context, create_plan(context, KDA_OP_SEGMENT_SUMMARY, p), args_);
-  }
-
- private:
-  kda_segment_summary_args args_;
 };
 
-class MergeCall final : public OperatorCall {
+class MergeCall final : public PlanCall<kda_segment_merge_args, KDA_OP_SEGMENT_MERGE> {
  public:
-  MergeCall() : args_(make<kda_segment_merge_args>()) {
+  MergeCall() {
     bind("initial_state", args_.initial_state);
     bind("summaries", args_.summaries);
     bind("present", args_.present);
@@ -119,17 +92,11 @@ class MergeCall final : public OperatorCall {
     args_.start_states = shaped(KDA_FP32, {s[0], s[1], std::max<int64_t>(0, s[2] - s[3]), s[3]});
     args_.final_state = shaped(KDA_FP32, {s[1], std::max<int64_t>(0, s[2] - s[3]), s[3]});
   }
-  void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(context, create_plan(context, KDA_OP_SEGMENT_MERGE, p), args_);
-  }
-
- private:
-  kda_segment_merge_args args_;
 };
 
-class NormCall final : public OperatorCall {
+class NormCall final : public PlanCall<kda_gated_norm_args, KDA_OP_GATED_NORM> {
  public:
-  NormCall() : args_(make<kda_gated_norm_args>()) {
+  NormCall() {
     bind("o", args_.o);
     bind("z", args_.z);
     bind("weight", args_.weight);
@@ -143,17 +110,11 @@ class NormCall final : public OperatorCall {
     settle(verb, "--max-tokens", p.max_tokens, tokens_of(args_.o, 3));
     args_.out = like(args_.o, p.attention.out_dtype);
   }
-  void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(context, create_plan(context, KDA_OP_GATED_NORM, p), args_);
-  }
-
- private:
-  kda_gated_norm_args args_;
 };
 
-class ResidualCall final : public OperatorCall {
+class ResidualCall final : public PlanCall<kda_residual_norm_args, KDA_OP_RESIDUAL_NORM> {
  public:
-  ResidualCall() : args_(make<kda_residual_norm_args>()) {
+  ResidualCall() {
     bind("residual", args_.residual, Role::kChange);
     bind("add", args_.add);
     bind("weight", args_.weight);
@@ -166,12 +127,6 @@ class ResidualCall final : public OperatorCall {
     settle(verb, "--max-tokens", p.max_tokens, args_.residual.shape[0]);
     args_.out = like(args_.residual, p.attention.out_dtype);
   }
-  void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(context, create_plan(context, KDA_OP_RESIDUAL_NORM, p), args_);
-  }
-
- private:
-  kda_residual_norm_args args_;
 };
 
 class LayerCall final : public OperatorCall {

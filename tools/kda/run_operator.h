@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <kda/kda.hpp>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +37,19 @@ class OperatorCall {
  protected:
   void bind(const std::string& name, kda_tensor& tensor, Role role = Role::kIn) {
     bindings_.push_back({name, &tensor, role});
+  }
+  // In ascending order of names.
+  void bind(const std::map<std::string, kda_tensor*>& tensors) {
+    for (const auto& [name, tensor] : tensors) bind(name, *tensor);
+  }
+  // What the attention operators' arguments have in common.
+  template <class Args>
+  void bind_qkv(Args& a) {
+    bind({{"q", &a.q}, {"k", &a.k}, {"v", &a.v}});
+  }
+  template <class Args>
+  void bind_gates(Args& a) {
+    bind({{"gate", &a.gate}, {"beta", &a.beta}, {"A_log", &a.A_log}, {"dt_bias", &a.dt_bias}});
   }
   void bind(const std::string& prefix, kda_sequences& s);
   void bind(kda_records& r);

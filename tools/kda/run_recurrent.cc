@@ -1,5 +1,4 @@
 // The operators that decode and keep windows.
-#include <map>
 #include <memory>
 
 #include "run_shapes.h"
@@ -15,25 +14,18 @@ class DecodeCall : public OperatorCall {
   explicit DecodeCall(kda_operator op) : op_(op), args_(make<kda_decode_step_args>()) {
     kda_decode_args& d = args_.decode;
     d.struct_size = sizeof d;
-    for (const auto& [name, t] : std::map<std::string, kda_tensor*>{{"gate", &d.gate},
-                                                                    {"beta", &d.beta},
-                                                                    {"A_log", &d.A_log},
-                                                                    {"dt_bias", &d.dt_bias},
-                                                                    {"slots", &d.slots},
-                                                                    {"write_slots", &d.write_slots},
-                                                                    {"accepted", &d.accepted},
-                                                                    {"has_initial_state", &d.has_initial_state},
-                                                                    {"out_rows", &d.out_rows}}) {
-      bind(name, *t);
-    }
+    bind_gates(d);
+    bind({{"slots", &d.slots},
+          {"write_slots", &d.write_slots},
+          {"accepted", &d.accepted},
+          {"has_initial_state", &d.has_initial_state},
+          {"out_rows", &d.out_rows}});
     bind("", d.sequences);
     bind("state", d.state, Role::kChange);
     bind(d.records);
     bind("out", d.out, Role::kOut);
     if (op == KDA_OP_DECODE) {
-      bind("q", d.q);
-      bind("k", d.k);
-      bind("v", d.v);
+      bind_qkv(d);
       return;
     }
     for (int i = 0; i < 3; ++i) {
@@ -95,9 +87,9 @@ class DecodeCall : public OperatorCall {
   kda_decode_step_args args_;
 };
 
-class CommitCall final : public OperatorCall {
+class CommitCall final : public PlanCall<kda_commit_args, KDA_OP_COMMIT> {
  public:
-  CommitCall() : args_(make<kda_commit_args>()) {
+  CommitCall() {
     bind("A_log", args_.A_log);
     bind("dt_bias", args_.dt_bias);
     bind("slots", args_.slots);
@@ -124,28 +116,20 @@ class CommitCall final : public OperatorCall {
     if (!present(args_.conv_state[0])) settle(verb, "--conv-width", p.conv_width, 0);
     else settle(verb, "--conv-dtype", p.conv_dtype, args_.conv_state[0].dtype);
   }
-  void run(const Context& context, const ProblemOptions& p) override {
-    backend = run_plan(context, create_plan(context, KDA_OP_COMMIT, p), args_);
-  }
-
- private:
-  kda_commit_args args_;
 };
 
 class ConvCall final : public OperatorCall {
  public:
   ConvCall() : args_(make<kda_conv_args>()) {
-    for (const auto& [name, t] : std::map<std::string, kda_tensor*>{{"slots", &args_.slots},
-                                                                    {"write_slots", &args_.write_slots},
-                                                                    {"has_initial_state", &args_.has_initial_state},
-                                                                    {"accepted", &args_.accepted},
-                                                                    {"record_count", &args_.record_count},
-                                                                    {"record_rows", &args_.record_rows},
-                                                                    {"checkpoint_offsets", &args_.checkpoint_offsets},
-                                                                    {"checkpoint_slots", &args_.checkpoint_slots},
-                                                                    {"out_rows", &args_.out_rows}}) {
-      bind(name, *t);
-    }
+    bind({{"slots", &args_.slots},
+          {"write_slots", &args_.write_slots},
+          {"has_initial_state", &args_.has_initial_state},
+          {"accepted", &args_.accepted},
+          {"record_count", &args_.record_count},
+          {"record_rows", &args_.record_rows},
+          {"checkpoint_offsets", &args_.checkpoint_offsets},
+          {"checkpoint_slots", &args_.checkpoint_slots},
+          {"out_rows", &args_.out_rows}});
     bind("", args_.sequences);
     for (int i = 0; i < 3; ++i) {
       bind(part_name("x", i), args_.x[i]);

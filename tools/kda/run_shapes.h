@@ -85,4 +85,17 @@ std::string run_plan(const Context& context, const Plan& plan, const Args& args)
   return fmt::format("{} ({})", plan.backend(), plan.isa());
 }
 
+// A call that is one plan of the problem's and its arguments.
+template <class Args, kda_operator Op>
+class PlanCall : public OperatorCall {
+ public:
+  PlanCall() : args_(make<Args>()) {}
+  void run(const Context& context, const ProblemOptions& p) override {
+    backend = run_plan(context, create_plan(context, Op, p), args_);
+  }
+
+ protected:
+  Args args_;
+};
+
 }  // namespace kda::tools
