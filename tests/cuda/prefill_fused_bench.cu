@@ -126,13 +126,8 @@ std::vector<std::string> split(const std::string& list) {
 using Choices = std::vector<std::pair<std::string, Form>>;
 
 void add_beside(Choices& all, const CallFacts& facts) {
-  for (const double item : {1.9, 2.4, 3.0}) {
-    const Form form = beside_form(facts, item);
-    bool is_new = form.wave > 0;
-    for (const auto& [name, other] : all)
-      is_new = is_new && (other.wave != form.wave || other.prepare_ctas != form.prepare_ctas);
-    if (is_new) all.emplace_back("beside", form);
-  }
+  const Form form = beside_form(facts);
+  if (form.wave > 0) all.emplace_back("beside", form);
 }
 
 // The forms of a call that are to be measured, by name.

@@ -218,8 +218,8 @@ TEST(PrefillFusedEmulated, N12_StagedValuesBeyondFp16) {
 TEST(PrefillFusedEmulated, N12_StagedSoftplus) { expect_same_bits({{100}, 1, Gate::kSoftplus}, 1); }
 TEST(PrefillFusedEmulated, N12_StagedPlain) { expect_same_bits({{5, 64}, 1, Gate::kPlain}, 3); }
 
-// Beside its chains the preparation takes items in another order: by waves of works. Waves within a sequence's heads,
-// across sequences; chains of one and of two warpgroups.
+// Chains beside their preparation, in waves within a sequence's heads and across sequences, of one and of two
+// warpgroups.
 TEST(PrefillFusedEmulated, N12_StagedBesideItsChains) {
   PrefillProblem problem({33, 0, 200, 97}, 2, Gate::kBounded);
   const PrefillResult fused = run(problem, 2);
@@ -271,23 +271,24 @@ TEST(PrefillFusedEmulated, S08_FormsByHostFacts) {
   EXPECT_EQ(choose(1, 12, 1, true).segments, 1);
 }
 
-// The SMs are divided without rest, and no plan divides them unless it is allowed to.
+// The SMs are divided without rest; works that are too many for two SMs each do not run beside their preparation.
 TEST(PrefillFusedEmulated, S08_SmsOfThePreparationAndOfChains) {
   for (const int64_t n : {1, 8, 128}) {
-    for (const int32_t heads : {1, 12, 64, 96}) {
-      CallFacts call{n, heads, n * 1024, 132};
-      EXPECT_EQ(choose_form(call).wave, 0);
+    for (const int32_t heads : {1, 12, 32, 64, 96}) {
+      const CallFacts call{n, heads, n * 8192, 132};
       const Form form = beside_form(call);
-      EXPECT_TRUE(form.is_staged);
-      EXPECT_GE(form.wave, 1);
-      EXPECT_LE(form.wave, n * heads);
-      EXPECT_GE(form.prepare_ctas, 2);
-      EXPECT_LE(form.wave + form.prepare_ctas, 132);
-      EXPECT_GT(expected_microseconds(call, form), 0);
-      call.may_run_beside = true;
+      EXPECT_EQ(form.wave, 2 * n * heads <= 130 ? n * heads : 0);
+      if (form.wave == 0) {
+        EXPECT_EQ(choose_form(call).wave, 0);
+        continue;
+      }
+      EXPECT_EQ(2 * form.wave + form.prepare_ctas, 132);
       EXPECT_LE(expected_microseconds(call, choose_form(call)), 1.04 * expected_microseconds(call, form));
     }
   }
+  EXPECT_EQ(choose_form({1, 32, 8192, 132}).wave, 32);
+  EXPECT_EQ(choose_form({1, 32, 8192, 132, false}).wave, 32);  // the fused form's bits: batch_invariant too
+  EXPECT_EQ(choose_form({1, 12, 8192, 132}).wave, 0);
 }
 
 // Maps of whole sequences (S-3, S-9): the run without outputs from zero and from the identity; applied to the initial

@@ -176,7 +176,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     const int64_t tokens = args.q.rank > 3 ? p.tokens * p.sequences : p.tokens;
     const Space wanted = space(p.sequences, tokens);
     if (wanted.segment_bytes <= booked_.segment_bytes && wanted.stage_bytes <= booked_.stage_bytes) {
-      p.segments = wanted.segments;
+      p.segments = wanted.form.segments, p.wave = wanted.form.wave, p.prepare_ctas = wanted.form.prepare_ctas;
       if (wanted.segment_bytes > 0) p.segment_space = workspace.get<float>(segment_section_);
       if (wanted.stage_bytes > 0) p.stages = workspace.get<char>(stage_section_);
     }
@@ -191,18 +191,19 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
  private:
   // With KDA_VERBOSE, which form a run takes, where it is another than the last one's.
   void say_form(const fused::Params& p, int64_t tokens) const {
-    const int form = 2 * p.segments + (p.stages != nullptr ? 1 : 0);
+    const int form = 4 * p.segments + (p.stages != nullptr ? 1 : 0) + (p.wave > 0 ? 2 : 0);
     if (said_form_.exchange(form) == form) return;
     std::string text = "prefill fused: " + std::to_string(p.sequences) + " sequences, " + std::to_string(tokens) +
                        " tokens, " + std::to_string(p.value_heads) + " value heads: ";
     text += p.stages != nullptr ? "staged" : "fused in one kernel";
+    if (p.wave > 0) text += ", chains beside their preparation";
     if (p.segments > 1) text += ", at most " + std::to_string(p.segments) + " segments a sequence";
     log_message(KDA_LOG_INFO, text);
   }
 
   // What a run of this size wants of the workspace; nothing where there are checkpoints, which the fused form serves.
   struct Space {
-    int segments = 1;
+    fused::Form form;
     int64_t segment_bytes = 0, stage_bytes = 0;
   };
   Space space(int64_t sequences, int64_t tokens) const {
@@ -210,11 +211,10 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     if (desc_.max_checkpoints > 0) return space;
     const bool may_cut = desc_.segments != KDA_SEGMENTS_OFF && (desc_.flags & KDA_PLAN_BATCH_INVARIANT) == 0;
     const auto heads = static_cast<int32_t>(desc_.attention.num_value_heads);
-    const fused::Form form = fused::choose_form(
+    space.form = fused::choose_form(
         {sequences, heads, tokens, multiprocessors_, may_cut, sequences <= fused::kMostStagedSequences});
-    space.segments = form.segments;
-    space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, form.segments);
-    if (form.is_staged) space.stage_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
+    space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, space.form.segments);
+    if (space.form.is_staged) space.stage_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
     return space;
   }
 

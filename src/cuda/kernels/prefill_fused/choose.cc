@@ -9,7 +9,7 @@ constexpr int64_t kItem = 32, kShortestSegment = 256;
 constexpr int kMostSegments = 16;
 
 // Microseconds.
-constexpr double kFusedItem = 2.0, kFusedStart = 5;     // a cluster of two SMs
+constexpr double kFusedItem = 1.92, kFusedStart = 5;    // a cluster of two SMs
 constexpr double kFusedWork = 6.5, kFusedFirst = 2.25;  // and a work's start, less where it has few items
 constexpr double kStageItem = 2.56, kStageStart = 4;    // an item's preparation, on one SM
 constexpr double kStageOrder = 1e-3;                    // and the order of sequences, by their number's square
@@ -19,9 +19,9 @@ constexpr double kMergeStep = 2, kMergeStart = 4;  // predicted
 // What a chain reads and writes of memory: a step's stage, values and outputs; the same of a summary; a work's
 // states. Bytes, a microsecond.
 constexpr double kStepBytes = 55.8e3, kSummaryBytes = 33.3e3, kStateBytes = 131e3, kRate = 3.9e6;
-// Beside one another, all predicted: an item's preparation where memory does not limit it; from the start until the
-// first chain is under way; what is read and written of memory for an item.
-constexpr double kBesideItem = 2.4, kBesideStart = 16, kItemBytes = 80.5e3;
+// Beside one another: an item's preparation where memory does not limit it; from the start until the first chain is
+// under way; what is read and written of memory for an item.
+constexpr double kBesideItem = 2.3, kBesideStart = 16, kItemBytes = 80.5e3;
 constexpr int kPrepareGroups = 4;
 constexpr double kGain = 0.97;  // of the fused, uncut form's time: what another must save
 
@@ -59,15 +59,13 @@ double chain_time(int64_t works, int64_t items, double step_bytes, int sm_count)
   return kChainStart + kChainWork * (turns - 1) + std::max(latency, memory);
 }
 
-// Chains of `wave` works at a time on one or two SMs each, the preparation on prepare_ctas others.
-double beside_time(const Size& size, const Form& form, int sm_count, double prepare_item = kBesideItem) {
+// The chains of all works at once, two SMs each, the preparation on the other SMs.
+double beside_time(const Size& size, const Form& form) {
   const int64_t groups = int64_t{form.prepare_ctas} * kPrepareGroups;
   const int64_t used = groups > form.wave ? groups - groups % form.wave : groups;
   const auto all = static_cast<double>(size.units * size.items), works = static_cast<double>(size.units);
-  const double step = 2 * form.wave + form.prepare_ctas <= sm_count ? kLoneItem : kPairItem;
-  const double chain =
-      static_cast<double>(rounds(size.units, form.wave)) * (static_cast<double>(size.items) * step + kChainWork);
-  return kBesideStart + std::max({prepare_item * kPrepareGroups * all / static_cast<double>(used), chain,
+  return kBesideStart + std::max({kBesideItem * kPrepareGroups * all / static_cast<double>(used),
+                                  static_cast<double>(size.items) * kLoneItem + kChainWork,
                                   (all * kItemBytes + works * kStateBytes) / kRate});
 }
 
@@ -78,7 +76,7 @@ bool is_empty(const CallFacts& call) { return call.sequences <= 0 || call.value_
 double expected_microseconds(const CallFacts& call, const Form& form) {
   if (is_empty(call)) return 0;
   const Size size = size_of(call, form.segments);
-  if (form.wave > 0) return beside_time(size, form, call.sm_count);
+  if (form.wave > 0) return beside_time(size, form);
   const int64_t summaries = size.units * (2 * size.pieces - 3), all = size.units * size.pieces;
   double time = 0;
   if (form.is_staged)
@@ -96,22 +94,10 @@ double expected_microseconds(const CallFacts& call, const Form& form) {
   return time;
 }
 
-Form beside_form(const CallFacts& call, double item_microseconds) {
-  Form best;
-  if (is_empty(call)) return best;
-  const double item = item_microseconds > 0 ? item_microseconds : kBesideItem;
-  const Size size = size_of(call, 1);
-  double least = 0;
-  const int64_t works = call.sequences * call.value_heads;
-  for (int64_t wave = 1; wave <= std::min<int64_t>(works, call.sm_count - 2); ++wave) {
-    for (const int sms : {1, 2}) {
-      Form form{1, true, static_cast<int>(wave), static_cast<int>((call.sm_count - wave * sms) / 2 * 2)};
-      if (form.prepare_ctas < 2) continue;
-      const double time = beside_time(size, form, call.sm_count, item);
-      if (!best.is_staged || time < least) best = form, least = time;
-    }
-  }
-  return best;
+Form beside_form(const CallFacts& call) {
+  const int64_t works = call.sequences * call.value_heads, left = (call.sm_count - 2 * works) / 2 * 2;
+  if (is_empty(call) || left < 2) return {};
+  return {1, true, static_cast<int>(works), static_cast<int>(left)};
 }
 
 Form choose_form(const CallFacts& call) {
@@ -123,7 +109,7 @@ Form choose_form(const CallFacts& call) {
     if (time < limit) best = form, limit = time;
   };
   if (call.may_stage) consider({1, true});
-  if (call.may_stage && call.may_run_beside) consider(beside_form(call));
+  if (const Form beside = beside_form(call); call.may_stage && beside.wave > 0) consider(beside);
   for (int segments = 2; call.may_cut && segments <= kMostSegments; ++segments) {
     if (size_of(call, segments).pieces < 2) break;
     consider({segments, false});

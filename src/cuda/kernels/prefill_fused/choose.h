@@ -12,8 +12,6 @@ struct CallFacts {
   int sm_count = 0;
   bool may_cut = true;    // sequences into segments
   bool may_stage = true;  // see may_be_staged
-  // The preparation beside its chains. Not yet measured, so no plan allows it.
-  bool may_run_beside = false;
 };
 
 struct Form {
@@ -27,8 +25,8 @@ struct Form {
 double expected_microseconds(const CallFacts& call, const Form& form);
 // The cheapest form by that model.
 Form choose_form(const CallFacts& call);
-// The cheapest division of the SMs between preparation and chains, where an item's preparation takes an SM so many
-// microseconds (0: the model's).
-Form beside_form(const CallFacts& call, double item_microseconds = 0);
+// All chains at once, two SMs each, the preparation beside them on the rest; wave 0 where these are too few. More
+// works than that in waves were measured too, and lose (docs/kernels/prefill.md).
+Form beside_form(const CallFacts& call);
 
 }  // namespace kda::cuda::prefill_fused

@@ -133,24 +133,28 @@ __device__ __forceinline__ float anchor_scale(float lower_bound) {
   return __int_as_float((127 + min(c, 60)) << 23);
 }
 
-// What a group keeps of a work, to `source`, and its bias to `bias`: by `threads` threads. Group barriers must
-// separate it from readers of the work before and of this one.
-template <Gate kGate, class GateT>
-__device__ __forceinline__ void open_source(const Params& p, const Work& work, uint32_t source, uint32_t bias,
-                                            int index, int threads) {
+// What a group keeps of a work's rows, to `source`: by one thread.
+template <class GateT>
+__device__ __forceinline__ void open_rows(const Params& p, const Work& work, uint32_t source) {
   const int query_head = work.head / (p.value_heads / p.heads);
+  const auto bytes = [](const void* base, int64_t elements, int size) {
+    return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(base)) + static_cast<uint64_t>(elements * size);
+  };
+  ptx::store_shared(source + Source::kQ, bytes(p.q, row_offset(p.q_rows, work, 0, query_head), 2));
+  ptx::store_shared(source + Source::kK, bytes(p.k, row_offset(p.k_rows, work, 0, query_head), 2));
+  ptx::store_shared(source + Source::kGate,
+                    bytes(p.gate, row_offset(p.gate_rows, work, 0, work.head), sizeof(GateT) / 2));
+  ptx::store_shared(source + Source::kBeta,
+                    bytes(p.beta, row_offset(p.beta_rows, work, 0, work.head), p.beta_type == Real::kF32 ? 4 : 2));
+  ptx::store_shared(source + Source::kLength, static_cast<uint64_t>(work.span.length));
+}
+
+// And of its head: by `threads` threads.
+template <class GateT>
+__device__ __forceinline__ void open_head(const Params& p, int head, uint32_t area, int index, int threads) {
+  const uint32_t source = area + GroupArea::kSource;
   if (index == 0) {
-    const auto bytes = [](const void* base, int64_t elements, int size) {
-      return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(base)) + static_cast<uint64_t>(elements * size);
-    };
-    ptx::store_shared(source + Source::kQ, bytes(p.q, row_offset(p.q_rows, work, 0, query_head), 2));
-    ptx::store_shared(source + Source::kK, bytes(p.k, row_offset(p.k_rows, work, 0, query_head), 2));
-    ptx::store_shared(source + Source::kGate,
-                      bytes(p.gate, row_offset(p.gate_rows, work, 0, work.head), sizeof(GateT) / 2));
-    ptx::store_shared(source + Source::kBeta,
-                      bytes(p.beta, row_offset(p.beta_rows, work, 0, work.head), p.beta_type == Real::kF32 ? 4 : 2));
-    ptx::store_shared(source + Source::kLength, static_cast<uint64_t>(work.span.length));
-    const float factor = gate_factor(p.a_log != nullptr ? p.a_log[work.head] : 0.0f, p.a_log != nullptr);
+    const float factor = gate_factor(p.a_log != nullptr ? p.a_log[head] : 0.0f, p.a_log != nullptr);
     ptx::store_shared(source + Source::kFactors, float2{factor, p.lower_bound * kLog2e});
     const float scale = anchor_scale(p.lower_bound);
     ptx::store_shared(source + Source::kAnchor, float2{scale, 1.0f / scale});
@@ -160,8 +164,8 @@ __device__ __forceinline__ void open_source(const Params& p, const Work& work, u
                       static_cast<uint32_t>(sizeof(GateT) / 2) * static_cast<uint32_t>(p.gate_rows.token));
   }
   for (int i = index; i < kDim; i += threads) {
-    const float x = p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(work.head) * kDim + i] : 0.0f;
-    ptx::store_shared(bias + i * 4, x);
+    const float x = p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(head) * kDim + i] : 0.0f;
+    ptx::store_shared(area + GroupArea::kBias + i * 4, x);
   }
 }
 

@@ -42,18 +42,11 @@ __device__ __noinline__ Position open_work(const Params& p, Position position, u
   } while (position.index >= position.items);
   ptx::named_barrier(1 + group, 128);  // everyone has read which work comes next, and is done with the one before
   if (index_in_group == 0) ptx::store_shared(area + GroupArea::kNextWork, static_cast<uint64_t>(w));
-  open_source<C::kGate, typename C::GateT>(p, work, area + GroupArea::kSource, area + GroupArea::kBias,
-                                           index_in_group, 128);
+  if (index_in_group == 0) open_rows<typename C::GateT>(p, work, area + GroupArea::kSource);
+  open_head<typename C::GateT>(p, work.head, area, index_in_group, 128);
   ptx::named_barrier(1 + group, 128);
   return position;
 }
-
-// What is loaded an item ahead: gate rows, and the raw beta of token `lane` (warp 0).
-template <class GateT>
-struct Ahead {
-  RawGates<GateT> gates;
-  uint32_t beta;
-};
 
 // Of a stage: the upper triangles of T' and M are zero and stay so; everything else is written before it is read.
 __device__ __forceinline__ void clear_triangles(uint32_t stage, uint32_t thread, uint32_t threads) {
@@ -88,27 +81,29 @@ struct RingPlace : Place {
 // items on.
 template <class C, int kUnroll>
 __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index, const Place& at,
-                                             Ahead<typename C::GateT>& ahead, int ahead_by) {
+                                             RawGates<typename C::GateT>& ahead, int ahead_by) {
   using GateT = typename C::GateT;
   const ProducerLane& me = at.me;
   const int count = item_count(at.area, index);
-  stage_gates<C::kGate>(ahead.gates, 0, count, at.scratch, me);
+  uint32_t beta = 0;  // of token `lane`, widened only when the prefix sums are made: it comes from memory
+  if (me.warp == 0 && me.lane < count) beta = load_raw_beta(p, at.area, index, me.lane);
+  stage_gates<C::kGate>(ahead, 0, count, at.scratch, me);
   if constexpr (RawGates<GateT>::kBlocks == 1) {
-    load_gates<C::kGate>(ahead.gates, at.area, index, 1, count, me);
-    stage_gates<C::kGate>(ahead.gates, 1, count, at.scratch, me);
+    load_gates<C::kGate>(ahead, at.area, index, 1, count, me);
+    stage_gates<C::kGate>(ahead, 1, count, at.scratch, me);
   }
   // The other gates' longer arithmetic needs the registers that the rows would wait in.
   constexpr bool kRowsFirst = C::kGate == Gate::kBounded;
   if constexpr (kRowsFirst) load_rows(raw, at.area, index, count, me);
-  if (me.warp == 0)
-    ptx::store_shared(at.area + GroupArea::kBeta + me.lane * 4,
-                      me.lane < count ? beta_value(p, raw_beta(p, ahead.beta)) : 0.0f);
   __syncwarp();
   write_prefix_sums<C::kGate>(at.area, me, at.scratch);
   if constexpr (!kRowsFirst) load_rows(raw, at.area, index, count, me);
   pad_tokens(raw.q, 0, count, 0, me);
   pad_tokens(raw.k, 0, count, 0, me);
   write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3, kUnroll>(raw, me, at.area);
+  if (me.warp == 0)
+    ptx::store_shared(at.area + GroupArea::kBeta + me.lane * 4,
+                      me.lane < count ? beta_value(p, raw_beta(p, beta)) : 0.0f);
   prefetch_rows(at.area, index + ahead_by, me);
 }
 
@@ -151,17 +146,11 @@ __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Param
 __device__ __forceinline__ void solve_block_columns(const Place& at) {
   solve_block_column(at.scratch, at.area, at.stage, (3 - at.me.warp - at.me.group) & 3, at.me.lane);
 }
-// The warp that has the shortest.
-__device__ __forceinline__ int last_column_warp(const ProducerLane& me) { return -me.group & 3; }
-
 template <class C>
-__device__ __forceinline__ void load_ahead(const Params& p, const Position& position, const Place& at,
-                                           Ahead<typename C::GateT>& ahead) {
-  ahead.beta = 0;
-  if (position.items == 0) return;
-  const int count = item_count(at.area, position.index);
-  load_gates<C::kGate>(ahead.gates, at.area, position.index, 0, count, at.me);
-  if (at.me.warp == 0 && at.me.lane < count) ahead.beta = load_raw_beta(p, at.area, position.index, at.me.lane);
+__device__ __forceinline__ void load_ahead(const Params& p, int index, const Place& at,
+                                           RawGates<typename C::GateT>& ahead) {
+  const int count = item_count(at.area, index);
+  load_gates<C::kGate>(ahead, at.area, index, 0, count, at.me);
 }
 
 // Sends bytes [kFrom, kTo) of the stage to the other CTA; they count on its full barrier. One thread, after a group
@@ -193,14 +182,14 @@ __device__ __forceinline__ void keep_position(const Position& position, uint32_t
 template <class C>
 __device__ __forceinline__ void produce(const Params& p) {
   const uint32_t thread = renew(threadIdx.x), window = renew(ptx::shared_address(s_memory));
-  Ahead<typename C::GateT> ahead;
+  RawGates<typename C::GateT> ahead;  // an item's, loaded an item before
   {
     const RingPlace at(thread, window);
     if (at.me.index() == 0)
       ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_work(p, kClusterSize)));
     ptx::named_barrier(1 + at.me.group, 128);
     const Position position = open_work<C>(p, {static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
-    load_ahead<C>(p, position, at, ahead);
+    if (position.items != 0) load_ahead<C>(p, position.index, at, ahead);
     keep_position(position, 1, at);  // parity 1: the first wait for an empty stage passes at once
     ptx::named_barrier(1 + at.me.group, 128);
   }
@@ -228,7 +217,7 @@ __device__ __forceinline__ void produce(const Params& p) {
       ptx::named_barrier(1 + at.me.group, 128);  // everyone has read it, and written partial scores and operands
       if (at.me.index() == 0) send_stage<0, Stage::kSolve>(at);  // while the solve runs
       if (position.index >= position.items) position = open_work<C>(p, position, at.area, at.me.index(), at.me.group);
-      load_ahead<C>(p, position, at, ahead);
+      if (position.items != 0) load_ahead<C>(p, position.index, at, ahead);
       keep_position(position, parity ^ 1, at);
     }
     reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);

@@ -64,26 +64,35 @@ struct PreparePlace : Place {
     unit = shared + Plan::kUnits + me.group * kUnitBytes;
   }
   __device__ void meet() const { ptx::named_barrier(1 + me.group, 128); }
+  __device__ Unit open() const {
+    const uint2 x = ptx::load_shared_u2(unit + UnitArea::kOpen);
+    return {x.x, x.y};
+  }
   __device__ uint32_t open_slot() const { return ptx::load_shared_u32(unit + UnitArea::kSlot); }
 };
 
-// The next unit becomes the open one, its work too. All threads of the group.
-template <class At>
-__device__ __forceinline__ Position open_unit(const Params& p, const At& at) {
-  const uint4 next = ptx::load_shared_u4(at.unit + UnitArea::kNext);
-  const Position position = {static_cast<int>(next.x), static_cast<int>(next.y)};
-  if (position.items == 0) return position;
-  if (ptx::load_shared_u32(at.unit + UnitArea::kIsNew) != 0) {
-    const uint32_t word = at.me.index() * 4;
-    ptx::store_shared(at.area + GroupArea::kBias + word, ptx::load_shared_f1(at.unit + UnitArea::kBias + word));
-    if (at.me.index() < static_cast<int>(UnitArea::kSourceWords))
-      ptx::store_shared(at.area + GroupArea::kSource + word,
-                        ptx::load_shared_u32(at.unit + UnitArea::kSource + word));
-    at.meet();
+// Opens the unit here or the next that there is. All threads of the group, of which none may read the work before's
+// rows any more; what it writes is read by this thread or a group barrier later.
+template <class C, class At>
+__device__ __forceinline__ void open_unit(const Params& p, const At& at, Unit& unit, uint32_t place_before,
+                                          const uint2& step) {
+  const SequenceEntry entry = find_unit(p, unit, step, ptx::load_shared_u32(at.unit + UnitArea::kActive));
+  if (at.me.index() == 0) {
+    ptx::store_shared(at.unit + UnitArea::kOpen, uint2{unit.item, unit.place});
+    if (unit.exists()) ptx::store_shared(at.unit + UnitArea::kSlot, stage_slot(p, entry, unit));
   }
-  if (at.me.index() == 0)
-    ptx::store_shared(at.unit + UnitArea::kSlot, stage_slot(p, {next.x, next.y, next.z, next.w}));
-  return position;
+  if (!unit.exists()) return;
+  if (unit.place == place_before) return;
+  if (at.me.index() == 0) {
+    const bool is_batched = p.cu_seqlens.data == nullptr && p.begin.data == nullptr;
+    Work work;
+    work.head = static_cast<int32_t>(unit.head());
+    work.span = Span{is_batched ? static_cast<int64_t>(unit.rank()) : 0, entry.begin, entry.length};
+    open_rows<typename C::GateT>(p, work, at.area + GroupArea::kSource);
+  }
+  if (unit.head() != place_before >> 8)
+    open_head<typename C::GateT>(p, static_cast<int>(unit.head()), at.area, at.me.index(), 128);
+  at.meet();
 }
 
 // One thread: the stage of the item before is in memory.
@@ -99,31 +108,34 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
   const uint32_t thread = hold(ptx::shared_address(s_memory) + threadIdx.x);
   list_sequences(p, kPrepareThreads<C>);
   ptx::launch_dependents();  // chains wait for the whole of this grid, or for each stage's flag
-  Ahead<typename C::GateT> ahead;
-  Position position;
+  RawGates<typename C::GateT> ahead;
   {
     const At at(thread);
     clear_triangles(at.stage, at.me.index(), 128);
-    __syncthreads();
-    if (at.me.warp == last_column_warp(at.me)) {
-      const uint32_t groups = gridDim.x * kPrepareGroups<C>;
-      if (at.me.lane == 0)
-        take_first_unit(p, at.me.group * gridDim.x + blockIdx.x, UnitCursor::used_groups(p, groups), at.unit);
-      __syncwarp();
-      open_ahead<C>(p, at.unit, at.me.lane);
+    const uint32_t heads = static_cast<uint32_t>(p.value_heads), number = at.me.group * gridDim.x + blockIdx.x;
+    const uint32_t groups = used_groups(p, gridDim.x * kPrepareGroups<C>);
+    const uint2 step{groups / heads, groups % heads};
+    Unit unit = {number / heads, number < groups ? number % heads << 8 : Unit::kNoPlace};
+    if (at.me.index() == 0) {
+      ptx::store_shared(at.unit + UnitArea::kStep, step);
+      ptx::store_shared(at.unit + UnitArea::kActive, static_cast<uint32_t>(active_sequences(p)));
+      ptx::store_shared(at.unit + UnitArea::kMade, kNoSlot);
     }
-    at.meet();
-    position = open_unit(p, at);
-    load_ahead<C>(p, position, at, ahead);
+    __syncthreads();
+    open_unit<C>(p, at, unit, Unit::kNoPlace, step);
+    if (unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, ahead);
     at.meet();
   }
-  while (position.items != 0) {
+  while (true) {
+    Unit unit;
     {
       RawRows raw;
       {
         const At at(thread);
-        prepare_rows<C, kPrepareUnroll<C>>(raw, p, position.index, at, ahead,
-                                           static_cast<int>(ptx::load_shared_u32(at.unit + UnitArea::kAhead)));
+        unit = at.open();
+        if (!unit.exists()) break;
+        prepare_rows<C, kPrepareUnroll<C>>(raw, p, static_cast<int>(unit.item), at, ahead,
+                                           static_cast<int>(ptx::load_shared_u2(at.unit + UnitArea::kStep).x));
         if (at.me.index() == 0) {
           if (p.wave > 0) call_ready(p, at.unit);
           else ptx::bulk_store_wait_read<0>();  // of the stage's tail
@@ -135,19 +147,20 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
       sink.stage = stage_in_memory(p, at.open_slot());
       prepare_operands<C, kPrepareUnroll<C>>(raw, p, at, sink);
       ptx::fence_async_proxy_global();  // chains read by bulk copies
+      unit = at.open();
     }
     const At at(thread);
     at.meet();
     if (at.me.index() == 0) ptx::store_shared(at.unit + UnitArea::kMade, at.open_slot());
-    position = open_unit(p, at);
-    load_ahead<C>(p, position, at, ahead);
+    {
+      const uint32_t place_before = unit.place;
+      const uint2 step = ptx::load_shared_u2(at.unit + UnitArea::kStep);
+      move_unit(p, unit, step);
+      open_unit<C>(p, at, unit, place_before, step);
+      if (unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, ahead);
+    }
     reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
     at.meet();
-    if (at.me.warp == last_column_warp(at.me)) {
-      if (at.me.lane == 0) take_next_unit(p, at.unit);
-      __syncwarp();
-      open_ahead<C>(p, at.unit, at.me.lane);
-    }
     solve_block_columns(at);
     ptx::fence_async_proxy();
     at.meet();
