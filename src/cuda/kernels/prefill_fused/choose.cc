@@ -15,7 +15,7 @@ constexpr double kStageItem = 2.56, kStageStart = 4;    // an item's preparation
 constexpr double kStageOrder = 1e-3;                    // and the order of sequences, by their number's square
 constexpr double kLoneItem = 0.98, kPairItem = 1.2;     // a step of a chain on two SMs, on one
 constexpr double kChainWork = 2.6, kChainStart = 8;
-constexpr double kMergeStep = 2, kMergeStart = 4;  // predicted
+constexpr double kMergeStep = 3, kMergeStart = 4;
 // What a chain reads and writes of memory: a step's stage, values and outputs; the same of a summary; a work's
 // states. Bytes, a microsecond.
 constexpr double kStepBytes = 55.8e3, kSummaryBytes = 33.3e3, kStateBytes = 131e3, kRate = 3.9e6;
