@@ -15,6 +15,7 @@ namespace kda::cuda {
 namespace {
 
 constexpr int32_t kBlockWarps = 4;
+constexpr int64_t kManyBytes = int64_t{128} << 20;  // of a call; measured at 75, 201 and 604 MB
 
 bool rows_are_vectors(const kda_tensor& x, int64_t channels) {
   const bool batched = x.rank > 2;
@@ -49,10 +50,10 @@ class ConvKernel final : public Kernel<Conv> {
 
   Status prepare() {
     const Dtype io = to_dtype(desc_.io_dtype);
-    vectors_ = conv_prefill_kernel_info(io, true);
-    scalars_ = conv_prefill_kernel_info(io, false);
+    for (int i = 0; i < 2; ++i) vectors_[i] = conv_prefill_kernel_info(io, true, i != 0);
+    scalars_ = conv_prefill_kernel_info(io, false, false);
     step_ = conv_step_kernel_info();
-    for (const KernelInfo* k : {&vectors_, &scalars_, &step_}) {
+    for (const KernelInfo* k : {&vectors_[0], &vectors_[1], &scalars_, &step_}) {
       KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name));
     }
     return {};
@@ -72,8 +73,8 @@ class ConvKernel final : public Kernel<Conv> {
       shape.rest = p.sequences.count;
       return launch(step_, shape, p, stream);
     }
-    const KernelInfo& kernel = can_use_vectors(args) ? vectors_ : scalars_;
     const int64_t rows = p.sequences.tokens * (p.sequences.batched ? p.sequences.count : 1);
+    const KernelInfo& kernel = can_use_vectors(args) ? vectors_[bytes(rows) > kManyBytes] : scalars_;
     for (int i = 0; i < p.parts; ++i) {
       p.part[i].groups = static_cast<int32_t>(ceil_div(p.part[i].channels, 32 * int64_t{kernel.warp_rows}));
       p.groups += p.part[i].groups;
@@ -85,6 +86,13 @@ class ConvKernel final : public Kernel<Conv> {
   }
 
  private:
+  // Read and written.
+  int64_t bytes(int64_t rows) const {
+    int64_t channels = 0;
+    for (int i = 0; i < desc_.parts; ++i) channels += desc_.channels[i];
+    return 2 * rows * channels * static_cast<int64_t>(dtype_size(desc_.io_dtype));
+  }
+
   void fill(const kda_conv_args& args, ConvParams& p) const {
     p.parts = desc_.parts;
     p.width = desc_.width;
@@ -138,7 +146,7 @@ class ConvKernel final : public Kernel<Conv> {
   kda_conv_desc desc_;
   int32_t device_, multiprocessors_;
   bool final_window_;
-  KernelInfo vectors_, scalars_, step_;
+  KernelInfo vectors_[2], scalars_, step_;  // [of many bytes]
 };
 
 }  // namespace

@@ -25,23 +25,25 @@ __global__ void __launch_bounds__(128) conv_step_kernel(const __grid_constant__ 
   if (row.active) store_window(where.in, row, p.rule, p.io, p.width, channel);
 }
 
-template <class Io>
-KernelInfo info(bool vectors) {
-  using Vectors = ConvConfig<Io, true>;
-  using Scalars = ConvConfig<Io, false>;
-  const void* function = vectors ? reinterpret_cast<const void*>(conv_prefill_kernel<Vectors>)
-                                 : reinterpret_cast<const void*>(conv_prefill_kernel<Scalars>);
-  KernelInfo info{function, "conv_prefill_kernel", 128, vectors ? Vectors::kChannels : Scalars::kChannels};
-  info.blocks = vectors ? Vectors::kBlocks : Scalars::kBlocks;
+template <class C>
+KernelInfo prefill_info() {
+  KernelInfo info{reinterpret_cast<const void*>(conv_prefill_kernel<C>), "conv_prefill_kernel", 128, C::kChannels};
+  info.blocks = C::kBlocks;
   return info;
+}
+
+template <class Io>
+KernelInfo prefill_info(bool vectors, bool many) {
+  if (!vectors) return prefill_info<ConvConfig<Io, false>>();
+  return many ? prefill_info<ConvConfig<Io, true, true>>() : prefill_info<ConvConfig<Io, true>>();
 }
 
 }  // namespace
 
-KernelInfo conv_prefill_kernel_info(Dtype io, bool vectors) {
-  if (io == Dtype::kBf16) return info<__nv_bfloat16>(vectors);
-  if (io == Dtype::kFp16) return info<__half>(vectors);
-  return info<float>(vectors);
+KernelInfo conv_prefill_kernel_info(Dtype io, bool vectors, bool many) {
+  if (io == Dtype::kBf16) return prefill_info<__nv_bfloat16>(vectors, many);
+  if (io == Dtype::kFp16) return prefill_info<__half>(vectors, many);
+  return prefill_info<float>(vectors, many);
 }
 KernelInfo conv_step_kernel_info() {
   return {reinterpret_cast<const void*>(conv_step_kernel), "conv_step_kernel", 128, 1};
