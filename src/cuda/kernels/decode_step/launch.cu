@@ -55,7 +55,9 @@ KernelInfo decode_step_kernel_info(Dtype pool, bool records) {
   if (pool == Dtype::kFp16) return decode_step_kernel_fp16(records);
   return decode_step_kernel_fp32(records);
 }
-KernelInfo step_ring_kernel_info(Dtype pool, Dtype io) { return step_slices_kernel_info(pool, io, 0); }
+KernelInfo step_ring_kernel_info(Dtype pool, Dtype io, int32_t blocks) {
+  return step_slices_kernel_info(pool, io, -blocks);
+}
 KernelInfo step_slices_kernel_info(Dtype pool, Dtype io, int32_t slices) {
   if (pool == Dtype::kBf16) return lean_step_kernel_bf16(io, slices);
   if (pool == Dtype::kFp16) return lean_step_kernel_fp16(io, slices);

@@ -9,7 +9,7 @@ namespace kda::cuda {
 template <class C>
 KernelInfo ring_info() {
   KernelInfo info{reinterpret_cast<const void*>(step_ring_kernel<C>), "step_ring_kernel", C::kThreads};
-  info.blocks = 1;
+  info.blocks = C::kBlocks;
   info.block_bytes = static_cast<int32_t>(sizeof(typename C::Shared));
   return info;
 }
@@ -23,7 +23,10 @@ KernelInfo slices_info() {
 
 template <class Pool, class Io>
 KernelInfo lean_step_info(int32_t slices) {
-  if (slices == 0) return ring_info<RingConfig<Pool, Io>>();
+  if constexpr (sizeof(Pool) == 4) {
+    if (slices == -1) return ring_info<RingConfig<Pool, Io, 1>>();
+  }
+  if (slices < 0) return ring_info<RingConfig<Pool, Io, 2>>();
   if (slices == 2) return slices_info<SliceConfig<Pool, Io, 4>>();
   return slices_info<SliceConfig<Pool, Io, 2>>();
 }

@@ -1,13 +1,17 @@
 // decode_step's common call where there are heads for every multiprocessor: persistent blocks whose memory traffic
 // never waits for their arithmetic.
 //
-// Grid       as many blocks as multiprocessors; block b takes heads b, b + grid, ... of all rows.
+// Grid       one or two blocks a multiprocessor, each with a list of heads: the first `lists` blocks heads b, b +
+// lists,
+//            ...; blocks behind them, which the hardware hands out as others end, `run` neighbouring heads
+//            (RingWork).
 // Warps      one asks for what comes next: rows' rules 32 heads at a time, then states, inputs, windows and taps by
 //            bulk copies, as many heads ahead as the rings hold. Four prepare the token of the next head (q; k; v;
 //            beta and z; a quarter of the decays each) and store the new window. Eight hold the head's 128 state
-//            rows in registers, apply the token and store the state. One takes the norm.
-// Shared     rings of states (128 KB of fp32, 160 KB of 16 bits), inputs (10.5 KB each), prepared tokens with o
-//            (3 KB each), rules.
+//            rows in registers, half of them at a time where two blocks share the registers, apply the token and
+//            store the state. One takes the norm.
+// Shared     rings of states (128 KB a multiprocessor), inputs (10.5 KB each), prepared tokens with o (3 KB each),
+//            rules.
 // Waiting    mbarriers between these warps; no barrier of the block, no waiting between blocks (F28).
 // Hazards    W-5: a head's channels belong to one warp, which has read their window before it stores the new one.
 //            V-5: a state is in shared memory whole before any of it is stored.
@@ -22,8 +26,6 @@ namespace kda::cuda {
 // One head of a row.
 struct alignas(16) RingUnit : StepRow {
   int32_t head = 0;
-  float A_log = 0;
-  unsigned beta = 0;
 };
 
 struct alignas(16) RingInput {
@@ -40,17 +42,21 @@ struct alignas(16) RingToken {
   float beta;
 };
 
-template <class Pool_, class Io_, int kSlots_ = 8>
+// kBlocks: on one multiprocessor, 1 or 2.
+template <class Pool_, class Io_, int kBlocks_>
 struct RingConfig {
   using Pool = Pool_;
   using Io = Io_;
-  using Tile = StateTile<Pool, Shape::kExact128, kSlots_>;
-  static constexpr int kHolders = 128 / Tile::kRows;  // warps with state rows
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kPasses = kBlocks;  // in which a head's rows go through the registers
+  // Stores without a hint to leave the L2 first, as loads.
+  using Tile = StateTile<Pool, Shape::kExact128, 8 / kPasses, false>;
+  static constexpr int kHolders = 128 / Tile::kRows / kPasses;  // warps with state rows
   static constexpr int kParts = 4;
   static constexpr int kThreads = 32 * (kHolders + kParts + 2);
   static constexpr uint32_t kStateBytes = 128 * 128 * sizeof(Pool);
-  static constexpr int kStates = sizeof(Pool) == 4 ? 2 : 5;
-  static constexpr int kInputs = sizeof(Pool) == 4 ? 2 : 4;
+  static constexpr int kStates = 128 * 1024 / kStateBytes / kBlocks;
+  static constexpr int kInputs = 2;
   static constexpr int kTokens = 2;
   struct Shared {
     alignas(128) unsigned char state[kStates][kStateBytes];
@@ -84,12 +90,14 @@ __device__ __forceinline__ void arrive_warp(const uint64_t& barrier) {
   if (lane_id() == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
 }
 
-// The heads of this block, in order.
+// The heads of this block, in order: first + i * stride of all rows' heads, i < mine.
 struct RingWork {
-  uint32_t heads, mine;
-  __device__ __forceinline__ explicit RingWork(const LeanStepParams& p) : heads(static_cast<uint32_t>(p.form.heads)) {
+  uint32_t heads, first, stride, mine;
+  __device__ __forceinline__ explicit RingWork(const LeanStepParams& p)
+      : heads(static_cast<uint32_t>(p.form.heads)), first(blockIdx.x), stride(p.lists), mine(p.list) {
     const uint32_t all = heads * static_cast<uint32_t>(p.sequences.count);
-    mine = blockIdx.x < all ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+    if (first >= p.lists) first = p.lists * p.list + (first - p.lists) * p.run, stride = 1, mine = p.run;
+    mine = first < all ? min((all - first + stride - 1) / stride, mine) : 0;
   }
 };
 
@@ -98,10 +106,11 @@ template <class C>
 struct RingReader {
   typename C::Shared& s;
   uint32_t i = 0;
-  __device__ __forceinline__ const RingUnit& take() {
-    if (i % 32 == 0) wait_full(s.rules_full[i / 32 % 2], i / 64 & 1);
-    return s.unit[i / 32 % 2][i % 32];
+  __device__ __forceinline__ const RingUnit& at(uint32_t k) const {
+    if (k % 32 == 0) wait_full(s.rules_full[k / 32 % 2], k / 64 & 1);
+    return s.unit[k / 32 % 2][k % 32];
   }
+  __device__ __forceinline__ const RingUnit& take() const { return at(i); }
   __device__ __forceinline__ void done() {
     if (i % 32 == 31) arrive_warp(s.rules_empty[i / 32 % 2]);
     ++i;
@@ -116,23 +125,20 @@ struct RingProducer {
   const RingWork work;
 
   // The lane's head of a batch of 32.
-  __device__ __forceinline__ RingUnit resolve(uint32_t i, bool last) const {
-    const uint32_t id = blockIdx.x + i * gridDim.x, n = id / work.heads;
+  __device__ __forceinline__ RingUnit resolve(uint32_t i) const {
+    const uint32_t id = work.first + i * work.stride, n = id / work.heads;
     RingUnit u;
     static_cast<StepRow&>(u) = step_row(p, n);
     u.head = static_cast<int32_t>(id - n * work.heads);
-    if (last && u.is(StepRow::kRuns)) {
-      if (p.gate_rule.A_log != nullptr) u.A_log = p.gate_rule.A_log[u.head];
-      u.beta = load_bits(p.beta.data, p.beta.offset(u.batch, u.begin, u.head), p.beta.dtype);
-    }
     return u;
   }
 
-  // While the grid before still runs: brings to the L2 what the first heads will want, if they stay what they are.
+  // While the grid before still runs, by blocks of the first wave: brings to the L2 what the first heads will want,
+  // if they stay what they are.
   __device__ __forceinline__ void ask() const {
     const auto i = static_cast<uint32_t>(lane_id());
     if (i >= work.mine || i >= C::kStates) return;
-    const RingUnit u = resolve(i, false);
+    const RingUnit u = resolve(i);
     if (!u.is(StepRow::kRuns)) return;
 #pragma unroll 1
     for (int part = 0; part < 3; ++part) {
@@ -151,7 +157,7 @@ struct RingProducer {
   __device__ __forceinline__ void publish(uint32_t batch) {
     const uint32_t i = batch * 32 + static_cast<uint32_t>(lane_id());
     wait_empty(s.rules_empty[batch % 2], batch / 2 & 1);
-    if (i < work.mine) s.unit[batch % 2][lane_id()] = resolve(i, true);
+    if (i < work.mine) s.unit[batch % 2][lane_id()] = resolve(i);
     arrive_warp(s.rules_full[batch % 2]);
   }
 
@@ -183,7 +189,7 @@ struct RingProducer {
   }
 
   __device__ __forceinline__ void run() {
-    ask();
+    if (blockIdx.x < p.wave) ask();
     ptx::wait_for_prerequisites();
     RingPlace<C::kStates> state;
     RingPlace<C::kInputs> input;
@@ -229,9 +235,22 @@ __device__ __forceinline__ void prepare_ring(const LeanStepParams& p, typename C
   RingPlace<C::kInputs> input;
   RingPlace<C::kTokens> token;
   const int lane = lane_id();
+  // What the copies do not bring, a head ahead.
+  float next_A_log = 0.0f;
+  unsigned next_beta = 0;
+  const auto fetch = [&](uint32_t k) {
+    const RingUnit& u = reader.at(k);
+    if (!u.is(StepRow::kRuns)) return;
+    if (p.gate_rule.A_log != nullptr) next_A_log = p.gate_rule.A_log[u.head];
+    if (part == 3) next_beta = load_bits(p.beta.data, p.beta.offset(u.batch, u.begin, u.head), p.beta.dtype);
+  };
+  if (work.mine != 0) fetch(0);
 #pragma unroll 1
   for (uint32_t i = 0; i < work.mine; ++i, input.next(), token.next(), reader.done()) {
     const RingUnit& u = reader.take();
+    const float A_log = next_A_log;
+    const unsigned beta = next_beta;
+    if (i + 1 < work.mine) fetch(i + 1);
     const bool runs = u.is(StepRow::kRuns);
     const RingInput& from = s.input[input.index];
     wait_full(s.input_full[input.index], input.parity);
@@ -243,7 +262,7 @@ __device__ __forceinline__ void prepare_ring(const LeanStepParams& p, typename C
       const int c = 32 * part + lane;
       decay.raw[0] = load_bits(from.gate, c, p.gate.dtype);
       decay.bias[0] = p.gate_rule.dt_bias != nullptr ? from.bias[c] : 0.0f;
-      decay.A_log = u.A_log;
+      decay.A_log = A_log;
       if (part < 3) {
         conv.entry[3] = from.x[part][lane];
         if (!u.is(StepRow::kFresh)) {
@@ -269,7 +288,7 @@ __device__ __forceinline__ void prepare_ring(const LeanStepParams& p, typename C
       } else {
         finish_gate<typename C::Io>(conv.entry[0], y);
         store_lane(y, t.z);
-        if (lane == 0) t.beta = lean_beta(p, u.beta);
+        if (lane == 0) t.beta = lean_beta(p, beta);
       }
     }
     arrive_warp(s.token_full[token.index]);
@@ -286,7 +305,7 @@ __device__ __forceinline__ void hold_ring(const LeanStepParams& p, typename C::S
   RingReader<C> reader{s};
   RingPlace<C::kStates> state;
   RingPlace<C::kTokens> token;
-  const int first = warp_id() * Tile::kRows, mine = first + Tile::row_of(Tile::slot_of_lane());
+  const int first = warp_id() * Tile::kRows;
   const uint32_t place = static_cast<uint32_t>((first + lane_id() / 16) * 128 + Tile::lane16() * Tile::kVector) *
                          static_cast<uint32_t>(sizeof(typename C::Pool));
 #pragma unroll 1
@@ -294,31 +313,32 @@ __device__ __forceinline__ void hold_ring(const LeanStepParams& p, typename C::S
     const RingUnit& u = reader.take();
     wait_full(s.token_full[token.index], token.parity);
     wait_full(s.state_full[state.index], state.parity);
-    typename Tile::Raw raw;
-    if (u.is(StepRow::kRuns) && !u.is(StepRow::kFresh)) {
-      const uint32_t from = ptx::shared_address(s.state[state.index]) + place;
-#pragma unroll
-      for (int slot = 0; slot < Tile::kSlots; ++slot) {
-#pragma unroll
-        for (int piece = 0; piece < Tile::kPieces; ++piece)
-          raw.piece[slot][piece] = ptx::load_shared_u4(from + slot * 256 * sizeof(typename C::Pool) + piece * 256);
+#pragma unroll 1
+    for (int pass = 0; pass < C::kPasses; ++pass) {
+      const int rows = first + pass * C::kHolders * Tile::kRows;
+      const bool last = pass == C::kPasses - 1;
+      typename Tile::Raw raw;
+      if (u.is(StepRow::kRuns) && !u.is(StepRow::kFresh)) {
+        Tile::load_shared(raw,
+                          ptx::shared_address(s.state[state.index]) + place + pass * (C::kStateBytes / C::kPasses));
+      } else {
+        Tile::zero(raw);
       }
-    } else {
-      Tile::zero(raw);
-    }
-    Tile tile;
-    tile.widen(raw);
-    arrive_warp(s.state_empty[state.index]);
-    if (u.is(StepRow::kRuns)) {
-      RingToken& t = s.token[token.index];
-      tile.decay(t.decay);
-      const auto r = tile.token(t.k, t.q, t.beta, t.v[mine], p.form.scale);
-      if (Tile::owns_row()) t.o[mine] = round_element(r.o, p.form.io);
-    }
-    arrive_warp(s.o_full[token.index]);
-    if (u.is(StepRow::kRuns | StepRow::kClears)) {
-      auto* const to = static_cast<typename C::Pool*>(p.pool.data) + state_offset(p, u.slot, u.head);
-      tile.store({to, 128, 128, true}, first);
+      Tile tile;
+      tile.widen(raw);
+      if (last) arrive_warp(s.state_empty[state.index]);
+      if (u.is(StepRow::kRuns)) {
+        RingToken& t = s.token[token.index];
+        const int mine = rows + Tile::row_of(Tile::slot_of_lane());
+        tile.decay(t.decay);
+        const auto r = tile.token(t.k, t.q, t.beta, t.v[mine], p.form.scale);
+        if (Tile::owns_row()) t.o[mine] = round_element(r.o, p.form.io);
+      }
+      if (last) arrive_warp(s.o_full[token.index]);
+      if (u.is(StepRow::kRuns | StepRow::kClears)) {
+        auto* const to = static_cast<typename C::Pool*>(p.pool.data) + state_offset(p, u.slot, u.head);
+        tile.store({to, 128, 128, true}, rows);
+      }
     }
   }
 }
@@ -351,7 +371,8 @@ __device__ __forceinline__ void norm_ring(const LeanStepParams& p, typename C::S
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) step_ring_kernel(const __grid_constant__ LeanStepParams p) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    step_ring_kernel(const __grid_constant__ LeanStepParams p) {
   auto& s = *reinterpret_cast<typename C::Shared*>(token_slots<unsigned char>());
   touch_parameters(p);
   if (threadIdx.x == 0) {

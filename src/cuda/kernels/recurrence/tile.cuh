@@ -124,6 +124,17 @@ struct StateTile {
     }
   }
 
+  // Exact rows that lie in shared memory as in the pool; `from`: the lane's first piece.
+  static __device__ __forceinline__ void load_shared(Raw& raw, uint32_t from) {
+    static_assert(kExact);
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        raw.piece[slot][i] = ptx::load_shared_u4(from + (slot * 2 * kKeys + i * kPieceStride) * sizeof(Pool));
+    }
+  }
+
   static __device__ __forceinline__ void zero(Raw& raw) {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
