@@ -136,7 +136,7 @@ class KDALayer(torch.nn.Module):
     def _fill(self, p: Mapping[str, _Tensor]) -> None:
         if "q_conv1d.bias" in p:
             raise libkda.Unsupported(
-                "q_conv1d.bias: KDALayer's decode takes no bias of the short convolution; kda_layer_run serves such a checkpoint"
+                "q_conv1d.bias: KDALayer takes no bias of the short convolution; kda_layer_run serves such a checkpoint"
             )
         s, (first, count) = self.whole, self.heads
         ratio = s.num_value_heads // s.num_heads
