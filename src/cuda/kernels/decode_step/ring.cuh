@@ -1,10 +1,8 @@
 // decode_step's common call where there are heads for every multiprocessor: persistent blocks whose memory traffic
 // never waits for their arithmetic.
 //
-// Grid       one or two blocks a multiprocessor, each with a list of heads: the first `lists` blocks heads b, b +
-// lists,
-//            ...; blocks behind them, which the hardware hands out as others end, `run` neighbouring heads
-//            (RingWork).
+// Grid       one or two blocks a multiprocessor, each with a list of heads: block b of the first `lists` has b,
+//            b + lists, ...; those behind, which the hardware hands out as others end, `run` neighbours (RingWork).
 // Warps      one asks for what comes next: rows' rules 32 heads at a time, then states, inputs, windows and taps by
 //            bulk copies, as many heads ahead as the rings hold. Four prepare the token of the next head (q; k; v;
 //            beta and z; a quarter of the decays each) and store the new window. Eight hold the head's 128 state

@@ -2,8 +2,7 @@
 //
 // Grid       one block per 32 rows (token, value head); rows in order of memory.
 // Block      four warps; sixteen lanes own a row, so a warp has two at a time and two pairs in flight. Loads and
-// stores without
-//            hints: marked to leave the L2 first they take 6 to 9 % longer.
+//            stores have no hints: marked to leave the L2 first they take 6 to 9 % longer.
 // Precision  fp32 between one load and one rounding; no shared memory, no waiting between warps.
 // Limits     V <= 1024. Exact: V = 128 with aligned rows, 16-byte loads.
 #pragma once
