@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace kda::conformance {
 namespace {
@@ -45,6 +46,16 @@ uint16_t encode_fp16(double x) {
   return static_cast<uint16_t>(sign | ((exponent + 14) << 10) | (static_cast<int>(m * 2048) - 1024));
 }
 
+// Toward zero, to the nearest bound where T has no such value, 0 for NaN.
+template <class T>
+T to_integer(double x) {
+  using limits = std::numeric_limits<T>;
+  if (std::isnan(x)) return 0;
+  if (x <= static_cast<double>(limits::min())) return limits::min();
+  if (x >= std::ldexp(1.0, limits::digits)) return limits::max();  // an int64's maximum itself is no double
+  return static_cast<T>(x);
+}
+
 double decode_fp16(uint16_t h) {
   const int exponent = (h >> 10) & 0x1f, mantissa = h & 0x3ff;
   double a = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
@@ -69,12 +80,12 @@ void store(void* p, kda_dtype dtype, double x) {
     case KDA_FP32: return put(p, static_cast<float>(x));
     case KDA_BF16: return put(p, encode_bf16(round_to(dtype, x)));
     case KDA_FP16: return put(p, encode_fp16(round_to(dtype, x)));
-    case KDA_INT64: return put(p, static_cast<int64_t>(x));
-    case KDA_INT32: return put(p, static_cast<int32_t>(x));
-    case KDA_INT16: return put(p, static_cast<int16_t>(x));
-    case KDA_INT8: return put(p, static_cast<int8_t>(x));
+    case KDA_INT64: return put(p, to_integer<int64_t>(x));
+    case KDA_INT32: return put(p, to_integer<int32_t>(x));
+    case KDA_INT16: return put(p, to_integer<int16_t>(x));
+    case KDA_INT8: return put(p, to_integer<int8_t>(x));
     case KDA_BOOL:
-    case KDA_UINT8: return put(p, static_cast<uint8_t>(x));
+    case KDA_UINT8: return put(p, to_integer<uint8_t>(x));
     case KDA_DTYPE_NONE: return;
   }
 }

@@ -13,7 +13,8 @@ namespace kda::conformance {
 // x rounded once to the type's value set, to nearest even, without saturation (spec G-2).
 double round_to(kda_dtype dtype, double x);
 
-// Writes round_to(dtype, x) at p, in the type's encoding; integers and bools by conversion.
+// Writes round_to(dtype, x) at p, in the type's encoding; integers and bools toward zero, kept within
+// the type's range, NaN as 0.
 void store(void* p, kda_dtype dtype, double x);
 // Reads one element, exactly.
 double load(const void* p, kda_dtype dtype);

@@ -43,6 +43,26 @@ TEST(Rounding, G02_ToNearestEvenWithoutSaturation) {
   EXPECT_EQ(bits(KDA_FP16, -2.0), 0xc000);
 }
 
+TEST(Rounding, IntegersStayWithinTheirRange) {
+  const double inf = INFINITY;
+  const auto stored = [](kda_dtype dtype, double x) {
+    int64_t room = 0;
+    store(&room, dtype, x);
+    return load(&room, dtype);
+  };
+  EXPECT_EQ(stored(KDA_INT8, -1.9), -1);
+  EXPECT_EQ(stored(KDA_INT8, 127.9), 127);
+  EXPECT_EQ(stored(KDA_INT8, 128), 127);
+  EXPECT_EQ(stored(KDA_UINT8, -0.5), 0);
+  EXPECT_EQ(stored(KDA_UINT8, -inf), 0);
+  EXPECT_EQ(stored(KDA_UINT8, 300), 255);
+  EXPECT_EQ(stored(KDA_INT16, -1e9), -32768);
+  EXPECT_EQ(stored(KDA_INT32, 2147483647.5), 2147483647);
+  EXPECT_EQ(stored(KDA_INT64, 0x1p63), 0x1p63);  // the maximum, as a double
+  EXPECT_EQ(stored(KDA_INT64, -inf), -0x1p63);
+  EXPECT_EQ(stored(KDA_INT32, NAN), 0);
+}
+
 TEST(Rounding, G02_LibraryAgreesOnSingleAndDoublePrecisionInput) {
   for (uint32_t i = 0; i < 400000; ++i) {
     // Random bit patterns of fp32: every exponent, NaN and Inf too.
