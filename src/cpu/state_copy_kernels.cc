@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/simd/targets.h"
 
@@ -76,6 +77,10 @@ void narrow_one(const char* src, char* dst) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
+// Highway's generic vectors, the portable target of newer compilers, have an fp16 conversion without NaN and Inf.
+template <class Half>
+constexpr bool vectorises = HWY_TARGET != HWY_EMU128 || std::is_same_v<Half, bf16>;
+
 // bf16: the upper half of the fp32 bits, rounded to nearest even by an addition.
 template <class D>
 hn::Vec<hn::Rebind<uint32_t, D>> widen(D d, bf16, const uint16_t* src) {
@@ -94,7 +99,7 @@ hn::Vec<D> narrow(D d, bf16, hn::Vec<hn::Rebind<uint32_t, D>> u) {
   const auto result = hn::IfThenElse(hn::RebindMask(d32, nan), quiet, rounded);
   return hn::DemoteTo(d, hn::BitCast(i32, result));  // below 2^16: no saturation
 }
-// fp16: the hardware's conversion, which every target but the scalar one has.
+// fp16: the hardware's conversion (vectorises<fp16>).
 template <class D>
 hn::Vec<hn::Rebind<uint32_t, D>> widen(D d, fp16, const uint16_t* src) {
   const hn::Rebind<hwy::float16_t, D> d16;
@@ -118,7 +123,9 @@ void widen_row(const char* src, char* dst, size_t count) {
   const size_t lanes = hn::Lanes(d32);
   const auto* from = reinterpret_cast<const uint16_t*>(src);
   auto* to = reinterpret_cast<uint32_t*>(dst);
-  for (; i + lanes <= count; i += lanes) hn::StoreU(widen(d16, Half{}, from + i), d32, to + i);
+  if constexpr (vectorises<Half>) {
+    for (; i + lanes <= count; i += lanes) hn::StoreU(widen(d16, Half{}, from + i), d32, to + i);
+  }
 #endif
   for (; i < count; ++i) widen_one<Half>(src + 2 * i, dst + 4 * i);
 }
@@ -132,7 +139,9 @@ void narrow_row(const char* src, char* dst, size_t count) {
   const size_t lanes = hn::Lanes(d32);
   const auto* from = reinterpret_cast<const uint32_t*>(src);
   auto* to = reinterpret_cast<uint16_t*>(dst);
-  for (; i + lanes <= count; i += lanes) hn::StoreU(narrow(d16, Half{}, hn::LoadU(d32, from + i)), d16, to + i);
+  if constexpr (vectorises<Half>) {
+    for (; i + lanes <= count; i += lanes) hn::StoreU(narrow(d16, Half{}, hn::LoadU(d32, from + i)), d16, to + i);
+  }
 #endif
   for (; i < count; ++i) narrow_one<Half>(src + 4 * i, dst + 2 * i);
 }
