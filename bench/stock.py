@@ -196,6 +196,7 @@ def decode(rows, heads):
             "FLA": Variant(on_pools(typed)),
             "FLA in place": Variant(on_pools(in_place)),
             "FLA, libkda": Variant(on_pools(typed), True),
+            "FLA in place, libkda": Variant(on_pools(in_place), True),
             "libkda": Variant(on_pools(operator)),
         },
         lambda: recurrence(inputs, parameters, None, first),

@@ -76,6 +76,52 @@ def test_I04_operators_equal_the_naive_loop(device, name, bound):
     assert served("chunk_kda" if name == "chunk_kda" else "fused_recurrent_kda_fwd") == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_XF05_states_in_place(device, dtype):
+    """As vLLM calls the kernel: a token of each row, a strided pool's slots; and packed states of longer rows without slots."""
+    from fla.ops.kda import fused_recurrent_kda
+    from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
+
+    q, k, v, raw, beta, A_log, dt_bias, state = inputs(device, dtype, tokens=1, batch=5)
+    first = state.transpose(-1, -2).to(dtype).contiguous()
+    form = dict(
+        A_log=A_log, dt_bias=dt_bias, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, use_qk_l2norm_in_kernel=True,
+        state_v_first=True,
+    )  # fmt: skip
+    want, last = fused_recurrent_kda(q, k, v, raw, beta, initial_state=first.float(), output_final_state=True, **form)
+    memory = torch.full((8, *first.shape[1:-1], 2 * first.shape[-2] * first.shape[-1]), 7.0, dtype=dtype, device=device)
+    pool = memory.view(8, -1)[:, : first[0].numel()].view(8, *first.shape[1:])
+    slots = torch.tensor([6, 0, 3, 1, 7], dtype=torch.int32, device=device)
+    pool[slots.long()] = first
+    packed = dict(zip(("q", "k", "v", "g", "beta"), (t.flatten(0, 1)[None] for t in (q, k, v, raw, beta)), strict=True))
+    cu = torch.arange(6, dtype=torch.int32, device=device)
+    libkda.stats(reset=True)
+    out, final = fused_recurrent_kda_fwd(
+        **packed, initial_state=pool, inplace_final_state=True, ssm_state_indices=slots, cu_seqlens=cu, **form
+    )
+    assert served("fused_recurrent_kda_fwd") == 1 and final.data_ptr() == pool.data_ptr()
+    assert torch.equal(out[0], want[:, 0]) and torch.equal(pool[slots.long()], last.to(dtype))
+    assert (pool[[2, 4, 5]] == 7).all() and (memory.view(8, -1)[:, first[0].numel() :] == 7).all()
+
+    q, k, v, raw, beta, *_ = inputs(device, dtype, tokens=9, batch=5)
+    want, last = fused_recurrent_kda(q, k, v, raw, beta, initial_state=first.float(), output_final_state=True, **form)
+    tokens = dict(zip(("q", "k", "v", "g", "beta"), (q, k, v, raw, beta), strict=True))
+    out, final = fused_recurrent_kda_fwd(**tokens, initial_state=first, inplace_final_state=True, **form)
+    assert final is first and torch.equal(out, want) and torch.equal(first, last.to(dtype))
+    backend = libkda.fla.LibKDABackend()
+    for changes, reason in (
+        ({"state_v_first": False}, "a K-first state updated in place"),
+        ({"ssm_state_indices": slots}, "slots with several tokens of a sequence"),
+        ({"ssm_state_indices": slots[:, None]}, "slots that are not [N]"),
+        ({"initial_state": first[:3]}, "a wrong number of initial states"),
+        ({"inplace_final_state": False, "ssm_state_indices": slots}, "slots of a state that is not updated in place"),
+        ({"num_accepted_tokens": slots}, "accepted counts"),
+    ):
+        asked = {**tokens, "initial_state": first, "inplace_final_state": True, **form, **changes}
+        assert backend.verify("fused_recurrent_kda_fwd", **asked) == (False, reason)
+
+
 @torch.no_grad()
 def test_offsets_and_empty_sequences(device):
     from fla.ops.kda import chunk_kda

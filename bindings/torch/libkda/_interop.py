@@ -70,16 +70,20 @@ def to_v_first(state: _Tensor, state_v_first: bool) -> _Tensor:
 def run(
     q: _Tensor, k: _Tensor, v: _Tensor, g: _Tensor, beta: _Tensor, form: dict[str, Any], first: _Tensor | None,
     want_final: bool, v_first: bool, cu_seqlens: _Tensor | None, *, recurrent: bool = False, out: _Tensor | None = None,
+    in_place: bool = False, slots: _Tensor | None = None,
 ) -> tuple[_Tensor, _Tensor | None]:  # fmt: skip
-    """Output [B,T,HV,V] and final state fp32 (V-first or K-first) of a call with FLA's shapes."""
+    """Output [B,T,HV,V] and final state fp32 (V-first or K-first) of a call with FLA's shapes. in_place: `first` is V-first,
+    packed or a pool with slots [N], and becomes the final state."""
     tokens = [dense(t) for t in (q, k, v)] + [g, beta]
     n, (heads, values), keys = q.shape[0], v.shape[2:], q.shape[-1]
     if cu_seqlens is not None:
         n = cu_seqlens.shape[0] - 1
         tokens = [t.squeeze(0) for t in tokens]
-    shape = tokens[2].shape
+    target = None if out is None else out.view(tokens[2].shape)
+    if in_place:
+        y = kt.decode(*tokens, first, out=target, cu_seqlens=cu_seqlens, slots=slots, final_only=True, **form)
+        return y.view(v.shape), first
     final = first if first is None else to_v_first(first, v_first)
-    target = None if out is None else out.view(shape)
     if recurrent:
         # Decode works in place: on a copy of the initial state.
         state = q.new_empty(n, heads, values, keys, dtype=torch.float32) if final is None else final.clone()

@@ -2,8 +2,9 @@
 
 Served: chunk_kda, fused_recurrent_kda, causal_conv1d (forward and update) and the gated RMS norm, in inference. Everything
 else (gradients, context parallelism, intermediate states, ...) is declined and answered by FLA, whose messages stay; see
-``libkda.stats()``. Not copied: pools and states that FLA holds V-first. Copied: tensors whose last dimension is not dense,
-K-first states (there and back), plain gates and betas that are not float32.
+``libkda.stats()``. Not copied: pools and states that are V-first and updated in place. Copied: tensors whose last dimension is
+not dense, K-first states (there and back), the state that fused_recurrent_kda is to leave alone, plain gates and betas that are
+not float32.
 
 Back to FLA: ``FLA_LIBKDA=0`` in the environment (read at every call).
 """
@@ -86,16 +87,14 @@ class LibKDABackend(fla.backends.BaseBackend):
         )
 
     def fused_recurrent_kda_fwd_verifier(self, q: Any, k: Any, v: Any, g: Any, beta: Any, **o: Any) -> tuple[bool, str | None]:
-        """Declines slots, in-place states and records of direct callers, and training."""
+        """Declines training, accepted counts, and states in place that are K-first or of several tokens with slots."""
         first, bound = o.get("initial_state"), o.get("lower_bound")
         raw = bool(o.get("use_gate_in_kernel"))
         reason = (
             ("gradients" if training(q, k, v, g, beta, first, o.get("A_log"), o.get("dt_bias")) else None)
-            or ("slots" if o.get("ssm_state_indices") is not None else None)
             or ("accepted counts" if o.get("num_accepted_tokens") is not None else None)
-            or ("a state updated in place" if o.get("inplace_final_state", True) else None)
             or tokens_reason(q, k, v, g, beta, o.get("cu_seqlens"))
-            or ("an initial state that is not float32" if first is not None and first.dtype != torch.float32 else None)
+            or (_in_place_reason(q, first, o) if o.get("inplace_final_state", True) else _fresh_reason(first, o))
             or ("no A_log and no bound" if raw and o.get("A_log") is None and bound is None else None)
             or (f"lower_bound {bound}" if raw and bound is not None and not bound < 0 else None)
         )
@@ -110,7 +109,8 @@ class LibKDABackend(fla.backends.BaseBackend):
         _stats.served("fla", "fused_recurrent_kda_fwd")
         return run(
             q, k, v, g, beta, numbers, o.get("initial_state"), bool(o.get("output_final_state")), bool(o.get("state_v_first")),
-            o.get("cu_seqlens"), recurrent=True, out=o.get("out"),
+            o.get("cu_seqlens"), recurrent=True, out=o.get("out"), in_place=bool(o.get("inplace_final_state", True)),
+            slots=o.get("ssm_state_indices"),
         )  # fmt: skip
 
     def causal_conv1d_fwd_verifier(self, x: Any, weight: Any, bias: Any, residual: Any, **o: Any) -> tuple[bool, str | None]:
@@ -217,6 +217,29 @@ _CHUNK_KNOWN = {
     "return_intermediate_states", "state_v_first", "cu_seqlens", "cu_seqlens_cpu", "cp_context", "use_graph", "max_num_seqs",
     "A_log", "dt_bias", "chunk_size", "transpose_state_layout",
 }  # fmt: skip
+
+
+def _fresh_reason(first: Any, o: dict[str, Any]) -> str | None:
+    if o.get("ssm_state_indices") is not None:
+        return "slots of a state that is not updated in place"
+    return "an initial state that is not float32" if first is not None and first.dtype != torch.float32 else None
+
+
+def _in_place_reason(q: Any, first: Any, o: dict[str, Any]) -> str | None:
+    """Why a state, packed or a pool with slots, cannot be worked on where it lies."""
+    if first is None or first.dim() != 4 or first.dtype not in FLOATS:
+        return "a state in place that is not [N,HV,V,K] of a float type"
+    if not o.get("state_v_first"):
+        return "a K-first state updated in place"
+    if not first[0].is_contiguous():
+        return "a state in place whose slots are not dense"
+    slots, sequences = o.get("ssm_state_indices"), o.get("cu_seqlens")
+    n = q.shape[0] if sequences is None else sequences.shape[0] - 1
+    if slots is None:
+        return "a wrong number of initial states" if first.shape[0] != n else None
+    if slots.shape != (n,) or slots.dtype not in (torch.int32, torch.int64):
+        return "slots that are not [N]"
+    return "slots with several tokens of a sequence" if q.shape[0] * q.shape[1] != n else None
 
 
 def _conv_reason(x: Any, weight: Any, bias: Any, residual: Any, activation: Any, state: Any) -> str | None:
