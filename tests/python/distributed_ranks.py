@@ -1,5 +1,6 @@
 """What the ranks of test_distributed.py do, in processes of their own."""
 
+import dataclasses
 import os
 import pathlib
 import signal
@@ -16,9 +17,9 @@ TIMEOUT = 300.0  # far beyond what any step takes: a test that waits for it has 
 SLOTS = 9
 
 
-def layer(heads=None, dtype=torch.float32):
-    """The same weights on every rank."""
-    whole = kt.KDALayer(SPEC, dtype=dtype)
+def layer(heads=None, dtype=torch.float32, bias=False):
+    """The same weights on every rank. bias: of the short convolution."""
+    spec = dataclasses.replace(SPEC, conv_bias=bias)
     g = torch.Generator().manual_seed(5)
 
     def normal(*shape, scale=1.0):
@@ -39,10 +40,11 @@ def layer(heads=None, dtype=torch.float32):
         "A_log": normal(hv, scale=0.5),
         "dt_bias": normal(hv * s.key_dim) - 3,
     }
-    if heads is not None:
-        whole = kt.KDALayer(SPEC, heads=heads, dtype=dtype)
-    whole.load_parameters(tensors)
-    return whole
+    if bias:
+        tensors |= {f"{n}_conv1d.bias": normal(size, scale=0.5) for n, size in rows.items()}
+    mine = kt.KDALayer(spec, heads=heads, dtype=dtype)
+    mine.load_parameters(tensors)
+    return mine
 
 
 def batch(case, dtype=torch.float32):
@@ -68,7 +70,7 @@ def context_parallel(rank, ranks, cases):
         x, states, slots, flags = batch(case, dtype)
         shards = kd.Shards(case["lengths"], case["rows"])
         layout = cp.layout(shards, "cpu", replicate=case.get("replicate", True), segments=case.get("segments"))
-        out = cp.layer(layer(dtype=dtype), x[shards.slice(rank)], states, layout, slots, flags)
+        out = cp.layer(layer(dtype=dtype, bias=case.get("bias", False)), x[shards.slice(rank)], states, layout, slots, flags)
         cp.peers.finish()
         found.append((out, states.state, states.conv))
     return found

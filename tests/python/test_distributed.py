@@ -57,6 +57,7 @@ CASES = {
         {"lengths": [260, 0, 200, 0], "rows": [250, 210], "segments": 2, "slots": [8, 2, 5, 0]},
         {"lengths": [1], "rows": [1, 0]},
         {"lengths": [1, 9], "rows": [5, 5]},
+        {"lengths": [1, 9, 40], "rows": [30, 20], "bias": True},
         {"lengths": [50, 60], "rows": [40, 70], "slots": [-1, 3]},
         {"lengths": [50, 60, 20], "rows": [80, 50], "slots": [3, 40, 7]},
         {"lengths": [], "rows": [0, 0]},
@@ -84,7 +85,7 @@ def test_S09_shards_equal_the_whole(run, ranks):
         x, states, slots, flags = batch(case, dtype)
         before = states.state.clone(), states.conv.clone()
         cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        want = layer(dtype=dtype).prefill(x, states, cu, slots, flags) if x.shape[0] else x
+        want = layer(dtype=dtype, bias=case.get("bias", False)).prefill(x, states, cu, slots, flags) if x.shape[0] else x
         if not x.shape[0]:  # of prompts without tokens: zero where they start
             states.state[slots[~flags].long()] = 0
             states.conv[slots[~flags].long()] = 0

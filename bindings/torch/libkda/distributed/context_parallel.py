@@ -239,7 +239,8 @@ class ContextParallel:
             qkv = layer.project_qkv(x)
             conv = self.start_conv([qkv], [states.conv], layout, layer.whole.conv_width, slots, flags, layer.plan)
             gate, beta = layer.project_gates(x)
-            (y,) = self.finish_conv(conv, [qkv], [layer.conv_weight], [states.conv], layout, slots, layer.plan)
+            taps, bias = [layer.conv_weight], None if layer.conv_bias is None else [layer.conv_bias]
+            (y,) = self.finish_conv(conv, [qkv], taps, [states.conv], layout, slots, {**layer.plan, "bias": bias})
             sizes = [layer.key_channels, layer.key_channels, layer.value_channels]
             heads = (layer.num_heads, layer.num_heads, layer.num_value_heads)
             q, k, v = (t.unflatten(-1, (n, -1)) for t, n in zip(y.split(sizes, dim=-1), heads, strict=True))

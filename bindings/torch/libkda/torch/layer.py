@@ -16,7 +16,8 @@ from libkda.torch._options import Form, PlanOptions
 from libkda.torch.serving import Group, Mixer, Step
 
 _Tensor = torch.Tensor
-_OWN = ("in_proj", "f_b_proj", "g_b_proj", "g_b_bias", "o_proj", "conv_weight", "A_log", "dt_bias", "norm_weight")
+_BIASES = ("g_b_bias", "conv_bias")  # what only some layers have
+_OWN = ("in_proj", "f_b_proj", "g_b_proj", "o_proj", "conv_weight", "A_log", "dt_bias", "norm_weight", *_BIASES)
 
 
 @dataclasses.dataclass
@@ -72,6 +73,7 @@ class KDALayer(torch.nn.Module):
         small = {
             "conv_weight": (self.channels, spec.conv_width),
             "A_log": (self.num_value_heads,),
+            "conv_bias": (self.channels,) if spec.conv_bias else None,
             "dt_bias": (self.num_value_heads, spec.key_dim),
             "norm_weight": (spec.value_dim,),
         }
@@ -119,8 +121,9 @@ class KDALayer(torch.nn.Module):
             mine = {name: t for name in _OWN if (t := getattr(self, name)) is not None}
             state_dict = {**state_dict, **{prefix + name: t for name, t in mine.items()}}
             rest = (*rest[:1], [], *rest[2:])  # the checkpoint's own names are not unexpected
-        if self.g_b_bias is None and f"{prefix}g_b_bias" in state_dict:
-            self.g_b_bias = torch.zeros_like(state_dict[f"{prefix}g_b_bias"], device=self.o_proj.device)
+        for name in _BIASES:
+            if getattr(self, name) is None and prefix + name in state_dict:
+                setattr(self, name, torch.zeros_like(state_dict[prefix + name], device=self.o_proj.device))
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *rest)
 
     def load_parameters(self, tensors: Mapping[str, _Tensor]) -> None:
@@ -134,10 +137,6 @@ class KDALayer(torch.nn.Module):
 
     @torch.no_grad()
     def _fill(self, p: Mapping[str, _Tensor]) -> None:
-        if "q_conv1d.bias" in p:
-            raise libkda.Unsupported(
-                "q_conv1d.bias: KDALayer takes no bias of the short convolution; kda_layer_run serves such a checkpoint"
-            )
         s, (first, count) = self.whole, self.heads
         ratio = s.num_value_heads // s.num_heads
         keys = slice(first * s.key_dim, (first + count) * s.key_dim)
@@ -156,11 +155,13 @@ class KDALayer(torch.nn.Module):
         bias = p.get("g_b_proj.bias")
         self.g_b_bias = None if bias is None else bias[values].to(self.o_proj)
         self.o_proj.copy_(p["o_proj.weight"][:, values])
+        parts = (("q", keys), ("k", keys), ("v", values))
         if "q_conv1d.weight" in p:
-            names = (("q_conv1d.weight", keys), ("k_conv1d.weight", keys), ("v_conv1d.weight", values))
-            _stack(self.conv_weight, [p[name][rows] for name, rows in names])
+            _stack(self.conv_weight, [p[f"{name}_conv1d.weight"][rows] for name, rows in parts])
         else:  # no short convolution (spec L-11): the newest input passes
             self.conv_weight.copy_(torch.tensor([0.0, 1.0]))
+        biases = [p[f"{name}_conv1d.bias"][rows] for name, rows in parts] if "q_conv1d.bias" in p else None
+        self.conv_bias = None if biases is None else torch.cat(biases).to(self.conv_weight)
         self.A_log.copy_(p["A_log"][value_heads])
         self.dt_bias.copy_(p["dt_bias"][value_heads])
         self.norm_weight.copy_(p["o_norm.weight"])
@@ -191,7 +192,7 @@ class KDALayer(torch.nn.Module):
         """What lies between the projections, for ``torch.ops.libkda.attention`` too."""
         return Mixer(
             [self.conv_weight], [states.conv], states.state, self.form, norm_weight=self.norm_weight,
-            norm_eps=self.whole.norm_eps, plan=self.plan,
+            norm_eps=self.whole.norm_eps, conv_bias=None if self.conv_bias is None else [self.conv_bias], plan=self.plan,
         )  # fmt: skip
 
     def project_qkv(self, x: _Tensor) -> _Tensor:

@@ -91,31 +91,47 @@ class Mixer:
         group: Group,
         width: int,
     ) -> None:
-        if self.conv_bias is not None:
-            raise ValueError("conv_bias: decode_step has none")
-        ops.decode_step(
-            x, self.conv_weight, self.conv_state, gate, beta, self.state,
-            z=z, norm_weight=self.norm_weight, norm_eps=self.norm_eps, out=out, width=width, layout=self.layout,
-            begin=group.begin, length=group.length, slots=group.slots, accepted=group.accepted,
-            **self.form, **self.plan,
-        )  # fmt: skip
+        rows = {"begin": group.begin, "length": group.length, "slots": group.slots, "accepted": group.accepted}
+        if self.conv_bias is None:
+            ops.decode_step(
+                x, self.conv_weight, self.conv_state, gate, beta, self.state, z=z, norm_weight=self.norm_weight,
+                norm_eps=self.norm_eps, out=out, width=width, layout=self.layout, **rows, **self.form, **self.plan,
+            )  # fmt: skip
+            return
+        # decode_step has no bias; its bits are those of the operators one after another.
+        y = ops.conv_update(
+            x, self.conv_weight, self.conv_state, bias=self.conv_bias, width=width, layout=self.layout, **rows, **self.plan
+        )
+        q, k, v = self._split(y, gate, out)
+        raw = ops.decode(
+            q, k, v, gate, beta, self.state, out=None if z is not None else out, width=width, **rows, **self.form, **self.plan
+        )
+        self._norm(raw, z, out, group)
 
     def _prefill(
         self, x: Sequence[_Tensor], gate: _Tensor, beta: _Tensor, z: _Tensor | None, out: _Tensor, group: Group
     ) -> None:
-        heads, keys, values = gate.shape[-2], gate.shape[-1], out.shape[-1]
         rows = {"begin": group.begin, "length": group.length, "slots": group.slots}
         rows["has_initial_state"] = group.has_initial_state
         y = ops.conv_prefill(x, self.conv_weight, self.conv_state, layout=self.layout, bias=self.conv_bias, **rows, **self.plan)
+        q, k, v = self._split(y, gate, out)
+        raw = ops.prefill(
+            q, k, v, gate, beta, state=self.state, out=None if z is not None else out, **rows, **self.form, **self.plan
+        )
+        self._norm(raw, z, out, group)
+
+    def _split(self, y: Sequence[_Tensor], gate: _Tensor, out: _Tensor) -> tuple[_Tensor, ...]:
+        """q, k and v per head of the convolution's output."""
+        keys, values = gate.shape[-1], out.shape[-1]
         if len(y) == 1:
-            q, k, v = y[0].split([(y[0].shape[-1] - heads * values) // 2] * 2 + [heads * values], dim=-1)
-        else:
-            q, k, v = y
-        q, k, v = (t.unflatten(-1, (-1, size)) for t, size in ((q, keys), (k, keys), (v, values)))
+            v_channels = gate.shape[-2] * values
+            y = y[0].split([(y[0].shape[-1] - v_channels) // 2] * 2 + [v_channels], dim=-1)
+        return tuple(t.unflatten(-1, (-1, size)) for t, size in zip(y, (keys, keys, values), strict=True))
+
+    def _norm(self, raw: _Tensor, z: _Tensor | None, out: _Tensor, group: Group) -> None:
+        """The gated norm of the group's rows of `raw` into `out`; without a norm `raw` is `out`."""
         if z is None:
-            ops.prefill(q, k, v, gate, beta, state=self.state, out=out, **rows, **self.form, **self.plan)
             return
-        raw = ops.prefill(q, k, v, gate, beta, state=self.state, **rows, **self.form, **self.plan)
         normed = ops.gated_norm(raw, z, self.norm_weight, eps=self.norm_eps)
         covered = _covered(group, out.shape[0])
         out.copy_(torch.where(covered[:, None, None], normed, out))
