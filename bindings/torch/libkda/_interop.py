@@ -81,7 +81,10 @@ def run(
         tokens = [t.squeeze(0) for t in tokens]
     target = None if out is None else out.view(tokens[2].shape)
     if in_place:
-        y = kt.decode(*tokens, first, out=target, cu_seqlens=cu_seqlens, slots=slots, final_only=True, **form)
+        # Rows that no sequence covers are left as they come, as FLA leaves them.
+        target = torch.empty_like(tokens[2]) if target is None else target
+        several = q.shape[0] * q.shape[1] != n  # tokens of a sequence, of which the last one's state stays
+        y = kt.decode(*tokens, first, out=target, cu_seqlens=cu_seqlens, slots=slots, final_only=several, **form)
         return y.view(v.shape), first
     final = first if first is None else to_v_first(first, v_first)
     if recurrent:
