@@ -39,3 +39,42 @@ def cuda(device):
     if not device.startswith("cuda"):
         pytest.skip("needs --device cuda")
     return device
+
+
+# ---- vLLM ----
+
+
+@pytest.fixture(params=["k3", "kimi_linear", "glm"])
+def kind(request):
+    """Of vLLM's layer classes (vllm_steps.CLASSES)."""
+    return request.param
+
+
+@pytest.fixture
+def vllm_registered(monkeypatch):
+    """The plug-in as `libkda.vllm.register()` leaves it, and counters from zero."""
+    from vllm.model_executor.custom_op import op_registry_oot
+
+    import libkda.vllm
+    import vllm_steps
+
+    for name in vllm_steps.NAMES.values():
+        op_registry_oot.pop(name, None)
+    monkeypatch.delenv("LIBKDA_VLLM", raising=False)
+    libkda.vllm.register()
+    libkda.stats(reset=True)
+    yield
+    for name in vllm_steps.NAMES.values():
+        op_registry_oot.pop(name, None)
+
+
+@pytest.fixture(params=["SD", "DS"])
+def layout(request, monkeypatch):
+    """vLLM reads the layout of conv pools from the environment, once."""
+    from vllm.model_executor.layers.mamba import mamba_utils
+
+    monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", request.param)
+    mamba_utils.get_conv_state_layout.cache_clear()
+    yield request.param
+    monkeypatch.undo()
+    mamba_utils.get_conv_state_layout.cache_clear()

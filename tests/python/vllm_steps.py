@@ -23,9 +23,12 @@ from vllm.models.glm5next.common.kda import Glm5NextLinearAttention
 from vllm.models.kimi_k3.nvidia.kda import KimiK3DeltaAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+import libkda
+
 CLASSES = {"k3": KimiK3DeltaAttention, "kimi_linear": KimiGatedDeltaNetAttention, "glm": Glm5NextLinearAttention}
 HEADS, DIM, HIDDEN, WIDTH = (2, 32, 48, 4) if DEVICE == "cpu" else (12, 128, 256, 4)
 CHANNELS = HEADS * DIM
+NAMES = {kind: c.__name__ for kind, c in CLASSES.items()}
 PAD_BYTES = 256  # of a page that nobody uses: views of the pools have a stride of their own
 
 
@@ -266,3 +269,12 @@ def reference(layer, request, tokens):
 
 def error(got, want):
     return float((got.double() - want).norm() / want.norm())
+
+
+def served(kind):
+    phases = ("prefill", "decode", "spec")
+    return {p: libkda.stats().get(f"vllm.{NAMES[kind]}.{p}", {}).get("served", 0) for p in phases}
+
+
+def declined(kind, phase):
+    return [r for r in libkda.stats().get(f"vllm.{NAMES[kind]}.{phase}", {}) if r != "served"]
