@@ -265,7 +265,8 @@ int main(int argc, char** argv) {
       int32_t* device_cu;
       allocate(device_cu, n + 1);
       check(cudaMemcpy(device_cu, cu.data(), (n + 1) * 4, cudaMemcpyHostToDevice), "cu");
-      const CallFacts facts{n, shape.heads, tokens, device.multiProcessorCount};
+      const CallFacts facts{
+          n, shape.heads, tokens, device.multiProcessorCount, true, true, diagonal_for(family, -5.0f)};
       for (const auto& [form, choice] : choices(facts, form_list, cut)) {
         Variant variant;
         variant.shape = shape, variant.gates = gates, variant.name = name, variant.form = form;

@@ -269,6 +269,11 @@ TEST(PrefillFusedEmulated, S08_FormsByHostFacts) {
   EXPECT_EQ(choose(128, 96, 131072, true).segments, 1);
   EXPECT_EQ(choose(0, 12, 0, true).segments, 1);
   EXPECT_EQ(choose(1, 12, 1, true).segments, 1);
+  // The dyadic form's preparation takes longer, in every form.
+  const CallFacts bounded{1, 32, 8192, 132, true, true, Diagonal::kAnchored};
+  const CallFacts any_gate{1, 32, 8192, 132, true, true, Diagonal::kDyadic};
+  for (const Form& form : {Form{}, Form{1, true}, Form{4, true}, beside_form(bounded)})
+    EXPECT_GT(expected_microseconds(any_gate, form), expected_microseconds(bounded, form));
 }
 
 // The SMs are divided without rest; works that are too many for two SMs each do not run beside their preparation.

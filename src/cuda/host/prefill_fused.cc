@@ -144,6 +144,8 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
       : desc_(desc),
         device_(context.device.index),
         multiprocessors_(context.facts.multiprocessors),
+        diagonal_(
+            fused::diagonal_for(to_gate(desc.attention.gate_family), static_cast<float>(desc.attention.lower_bound))),
         says_forms_(is_verbose()) {}
 
   Status prepare() const { return prepare_fused(desc_.attention); }
@@ -212,7 +214,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     const bool may_cut = desc_.segments != KDA_SEGMENTS_OFF && (desc_.flags & KDA_PLAN_BATCH_INVARIANT) == 0;
     const auto heads = static_cast<int32_t>(desc_.attention.num_value_heads);
     space.form = fused::choose_form(
-        {sequences, heads, tokens, multiprocessors_, may_cut, sequences <= fused::kMostStagedSequences});
+        {sequences, heads, tokens, multiprocessors_, may_cut, sequences <= fused::kMostStagedSequences, diagonal_});
     space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, space.form.segments);
     if (space.form.is_staged) space.stage_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
     return space;
@@ -268,6 +270,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
 
   kda_prefill_desc desc_;
   int32_t device_, multiprocessors_;
+  fused::Diagonal diagonal_;
   bool says_forms_;
   mutable std::atomic<int> said_form_{0};
   std::unique_ptr<Kernel<Prefill>> fallback_;

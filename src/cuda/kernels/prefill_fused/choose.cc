@@ -8,22 +8,28 @@ namespace {
 constexpr int64_t kItem = 32, kShortestSegment = 256;
 constexpr int kMostSegments = 16;
 
-// Microseconds.
-constexpr double kFusedItem = 1.92, kFusedStart = 5;    // a cluster of two SMs
-constexpr double kFusedWork = 6.5, kFusedFirst = 2.25;  // and a work's start, less where it has few items
-constexpr double kStageItem = 2.56, kStageStart = 4;    // an item's preparation, on one SM
-constexpr double kStageOrder = 1e-3;                    // and the order of sequences, by their number's square
-constexpr double kLoneItem = 0.98, kPairItem = 1.2;     // a step of a chain on two SMs, on one
+// Microseconds. What an item takes, by the form of its diagonal blocks:
+struct ItemCosts {
+  double fused;        // a cluster of two SMs
+  double stage;        // its preparation, on one SM
+  double beside;       // the same where memory does not limit it
+  int prepare_groups;  // that share an SM
+};
+constexpr ItemCosts kAnchored{1.92, 2.56, 2.3, 4}, kDyadic{2.36, 3.38, 3.05, 3};
+constexpr double kFusedStart = 5, kFusedWork = 6.5, kFusedFirst = 2.25;  // of a work, less where it has few items
+constexpr double kStageStart = 4, kStageOrder = 1e-3;  // and the order of sequences, by their number's square
+constexpr double kLoneItem = 0.98, kPairItem = 1.2;    // a step of a chain on two SMs, on one
 constexpr double kChainWork = 2.6, kChainStart = 8;
 constexpr double kMergeStep = 3, kMergeStart = 4;
 // What a chain reads and writes of memory: a step's stage, values and outputs; the same of a summary; a work's
 // states. Bytes, a microsecond.
 constexpr double kStepBytes = 55.8e3, kSummaryBytes = 33.3e3, kStateBytes = 131e3, kRate = 3.9e6;
-// Beside one another: an item's preparation where memory does not limit it; from the start until the first chain is
-// under way; what is read and written of memory for an item.
-constexpr double kBesideItem = 2.3, kBesideStart = 16, kItemBytes = 80.5e3;
-constexpr int kPrepareGroups = 4;
+// Beside one another: from the start until the first chain is under way; what is read and written of memory for an
+// item.
+constexpr double kBesideStart = 16, kItemBytes = 80.5e3;
 constexpr double kGain = 0.97;  // of the fused, uncut form's time: what another must save
+
+const ItemCosts& costs_of(const CallFacts& call) { return call.diagonal == Diagonal::kDyadic ? kDyadic : kAnchored; }
 
 int64_t rounds(int64_t works, int64_t room) { return (works + room - 1) / room; }
 
@@ -45,10 +51,11 @@ Size size_of(const CallFacts& call, int segments) {
   return size;
 }
 
-double fused_time(int64_t works, int64_t items, int sm_count) {
-  const int64_t turns = rounds(works, std::max(1, sm_count / 2));
+double fused_time(int64_t works, int64_t items, const CallFacts& call) {
+  const int64_t turns = rounds(works, std::max(1, call.sm_count / 2));
   const auto steps = static_cast<double>(items);
-  return kFusedStart + static_cast<double>(turns) * (kFusedItem * steps + std::min(kFusedWork, kFusedFirst * steps));
+  return kFusedStart +
+         static_cast<double>(turns) * (costs_of(call).fused * steps + std::min(kFusedWork, kFusedFirst * steps));
 }
 
 double chain_time(int64_t works, int64_t items, double step_bytes, int sm_count) {
@@ -60,11 +67,11 @@ double chain_time(int64_t works, int64_t items, double step_bytes, int sm_count)
 }
 
 // The chains of all works at once, two SMs each, the preparation on the other SMs.
-double beside_time(const Size& size, const Form& form) {
-  const int64_t groups = int64_t{form.prepare_ctas} * kPrepareGroups;
+double beside_time(const Size& size, const Form& form, const ItemCosts& costs) {
+  const int64_t groups = int64_t{form.prepare_ctas} * costs.prepare_groups;
   const int64_t used = groups > form.wave ? groups - groups % form.wave : groups;
   const auto all = static_cast<double>(size.units * size.items), works = static_cast<double>(size.units);
-  return kBesideStart + std::max({kBesideItem * kPrepareGroups * all / static_cast<double>(used),
+  return kBesideStart + std::max({costs.beside * costs.prepare_groups * all / static_cast<double>(used),
                                   static_cast<double>(size.items) * kLoneItem + kChainWork,
                                   (all * kItemBytes + works * kStateBytes) / kRate});
 }
@@ -76,15 +83,15 @@ bool is_empty(const CallFacts& call) { return call.sequences <= 0 || call.value_
 double expected_microseconds(const CallFacts& call, const Form& form) {
   if (is_empty(call)) return 0;
   const Size size = size_of(call, form.segments);
-  if (form.wave > 0) return beside_time(size, form);
+  if (form.wave > 0) return beside_time(size, form, costs_of(call));
   const int64_t summaries = size.units * (2 * size.pieces - 3), all = size.units * size.pieces;
   double time = 0;
   if (form.is_staged)
     time += kStageStart + kStageOrder * static_cast<double>(call.sequences * call.sequences) +
-            kStageItem * static_cast<double>(size.units * size.items) / call.sm_count;
+            costs_of(call).stage * static_cast<double>(size.units * size.items) / call.sm_count;
   const auto add = [&](int64_t works, double step_bytes) {
     time += form.is_staged ? chain_time(works, size.steps, step_bytes, call.sm_count)
-                           : fused_time(works, size.steps, call.sm_count);
+                           : fused_time(works, size.steps, call);
   };
   if (size.pieces > 1) {
     time += kMergeStart + kMergeStep * static_cast<double>(size.pieces - 2);

@@ -1,7 +1,7 @@
 // Which form of the prefill serves a call (S-8), from what the host knows.
 #pragma once
 
-#include <cstdint>
+#include "cuda/kernels/prefill_fused/params.h"
 
 namespace kda::cuda::prefill_fused {
 
@@ -10,8 +10,9 @@ struct CallFacts {
   int32_t value_heads = 0;
   int64_t tokens = 0;  // of all sequences
   int sm_count = 0;
-  bool may_cut = true;    // sequences into segments
-  bool may_stage = true;  // see may_be_staged
+  bool may_cut = true;                      // sequences into segments
+  bool may_stage = true;                    // see may_be_staged
+  Diagonal diagonal = Diagonal::kAnchored;  // of the gate
 };
 
 struct Form {
@@ -20,8 +21,7 @@ struct Form {
   int wave = 0, prepare_ctas = 0;  // see Params; staged and uncut only
 };
 
-// What a cost model that takes sequences as equally long expects of a form; its constants were measured on an H200,
-// but for those that choose.cc calls predicted.
+// What a cost model that takes sequences as equally long expects of a form; its constants were measured on an H200.
 double expected_microseconds(const CallFacts& call, const Form& form);
 // The cheapest form by that model.
 Form choose_form(const CallFacts& call);

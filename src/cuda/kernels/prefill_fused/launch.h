@@ -7,11 +7,6 @@ namespace kda::cuda::prefill_fused {
 
 using Kernel = void (*)(Params);
 
-// What a gate's kernels are instantiated for.
-inline Diagonal diagonal_for(Gate gate, float lower_bound) {
-  return gate == Gate::kBounded && lower_bound >= kMinAnchoredBound ? Diagonal::kAnchored : Diagonal::kDyadic;
-}
-
 struct Shape {
   int64_t blocks;
   int threads;

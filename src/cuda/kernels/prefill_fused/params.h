@@ -13,6 +13,10 @@ enum class Gate : int32_t { kBounded = 0, kSoftplus = 1, kPlain = 2 };
 enum class Diagonal : int32_t { kDyadic = 0, kAnchored = 1 };
 constexpr float kMinAnchoredBound = -5.198f;  // 16 |lb| log2(e) <= 120
 constexpr float kMinBound = -104.0f;          // below it the gate would need H-6's clamp: `lower_bound` refuses
+// What a gate's kernels are instantiated for.
+inline Diagonal diagonal_for(Gate gate, float lower_bound) {
+  return gate == Gate::kBounded && lower_bound >= kMinAnchoredBound ? Diagonal::kAnchored : Diagonal::kDyadic;
+}
 enum class Real : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
 // kWhole: sequences as they are. kSummaries: what every segment but the last does to the state. kSegments: all
 // segments. kMaps: every sequence twice, without outputs, for its map (S-9).

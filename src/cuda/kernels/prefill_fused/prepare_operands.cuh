@@ -161,21 +161,7 @@ struct SharedSink {
     store(Stage::kUpdateLow, x.low);
   }
 };
-// or to memory: each k-step's 8 bytes, where registers are short,
-struct MemorySink {
-  char* stage;
-  template <int kSide>
-  __device__ void put(uint32_t at, int step, const TokenOperands& x) {
-    const auto store = [&](uint32_t part, const Packed& y) {
-      *reinterpret_cast<uint2*>(stage + part + at + step * 8) = uint2{y.lo, y.hi};
-    };
-    store(Stage::kKeys, x.key);
-    store(Stage::kQueries, x.query);
-    store(Stage::kUpdateHigh, x.high);
-    store(Stage::kUpdateLow, x.low);
-  }
-};
-// or 16 bytes of two k-steps at a time.
+// or to memory, 16 bytes of two k-steps at a time.
 struct PairedSink {
   char* stage;
   TokenOperands held[2];

@@ -65,18 +65,19 @@ struct Shared {
 };
 static_assert(Shared::kBytes <= 232448);
 
-// The staged form's first kernel: producer groups, each on items of its own. Of a stage, only what the solve makes
-// (from Stage::kSolve on) passes through shared memory.
+// The staged form's first kernel: producer groups, each on items of its own.
 template <int kGroups>
 struct PrepareShared {
-  static constexpr uint32_t kTailBytes = Stage::kStride - Stage::kSolve;
-  static constexpr uint32_t kTail = Tables::kBytes;
-  static constexpr uint32_t kScratch = kTail + kGroups * kTailBytes;
+  // From which byte on a group holds its stage here: with four groups only what the solve makes.
+  static constexpr uint32_t kHeldFrom = kGroups == 4 ? Stage::kSolve : 0;
+  static constexpr uint32_t kHeldBytes = Stage::kStride - kHeldFrom;
+  static constexpr uint32_t kHeld = Tables::kBytes;
+  static constexpr uint32_t kScratch = kHeld + kGroups * kHeldBytes;
   static constexpr uint32_t kGroup = kScratch + kGroups * kScratchBytes;
   static constexpr uint32_t kUnits = kGroup + kGroups * kGroupBytes;  // UnitArea
   static constexpr uint32_t kBytes = kUnits + kGroups * kUnitBytes;
 };
-static_assert(PrepareShared<4>::kBytes <= 232448);
+static_assert(PrepareShared<4>::kBytes <= 232448 && PrepareShared<3>::kBytes <= 232448);
 
 // Its second: consumer warpgroups and a ring of stages.
 template <int kGroups>

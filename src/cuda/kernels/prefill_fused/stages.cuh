@@ -11,8 +11,9 @@
 //
 // Arithmetic, order of operations and bits are those of the fused kernel: both compile the same functions.
 // Stage of item i of a (sequence, head): [items of the sequences before it + i][head], Staged::kStride bytes.
-// prepare: a CTA an SM, groups of 128 threads that take an item at a time and never meet after the start. Operands go
-// to memory from registers; what the solve makes goes by a bulk copy.
+// prepare: a CTA an SM, groups of 128 threads that take an item at a time and never meet after the start. What the
+// solve makes goes to memory by a bulk copy, and operands too where three groups leave room for them in shared
+// memory; otherwise those go from registers.
 #pragma once
 
 #include <type_traits>
@@ -29,9 +30,10 @@ constexpr int kPrepareGroups = C::kDiagonal == Diagonal::kAnchored ? 4 : 3;
 template <class C>
 constexpr int kPrepareThreads = 128 * kPrepareGroups<C>;
 template <class C>
-constexpr int kPrepareUnroll = C::kDiagonal == Diagonal::kAnchored ? 2 : 1;
+constexpr int kPrepareUnroll = C::kDiagonal == Diagonal::kAnchored ? 2 : 4;
+// Three groups have room for their stages in shared memory.
 template <class C>
-using PrepareSink = std::conditional_t<C::kDiagonal == Diagonal::kAnchored, PairedSink, MemorySink>;
+using PrepareSink = std::conditional_t<kPrepareGroups<C> == 4, PairedSink, SharedSink>;
 
 struct Staged {
   static constexpr uint32_t kStride = 39552;  // of stages in memory: whole lines of 128 bytes
@@ -60,7 +62,7 @@ struct PreparePlace : Place {
     area = shared + Plan::kGroup + me.group * kGroupBytes;
     group_scratch = shared + Plan::kScratch + me.group * kScratchBytes;
     scratch = group_scratch + me.warp * 4096;
-    stage = shared + Plan::kTail + me.group * Plan::kTailBytes - Stage::kSolve;  // its operands are not here
+    stage = shared + Plan::kHeld + me.group * Plan::kHeldBytes - Plan::kHeldFrom;
     unit = shared + Plan::kUnits + me.group * kUnitBytes;
   }
   __device__ void meet() const { ptx::named_barrier(1 + me.group, 128); }
@@ -105,6 +107,7 @@ __device__ __forceinline__ void call_ready(const Params& p, uint32_t unit) {
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(const __grid_constant__ Params p) {
   using At = PreparePlace<kPrepareGroups<C>>;
+  constexpr bool kIsHeld = PrepareShared<kPrepareGroups<C>>::kHeldFrom == 0;
   const uint32_t thread = hold(ptx::shared_address(s_memory) + threadIdx.x);
   list_sequences(p, kPrepareThreads<C>);
   ptx::launch_dependents();  // chains wait for the whole of this grid, or for each stage's flag
@@ -138,20 +141,29 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
                                            static_cast<int>(ptx::load_shared_u2(at.unit + UnitArea::kStep).x));
         if (at.me.index() == 0) {
           if (p.wave > 0) call_ready(p, at.unit);
-          else ptx::bulk_store_wait_read<0>();  // of the stage's tail
+          else ptx::bulk_store_wait_read<0>();  // of what is here of the stage
         }
         at.meet();
       }
       const At at(thread);
       PrepareSink<C> sink;
-      sink.stage = stage_in_memory(p, at.open_slot());
+      if constexpr (kIsHeld) sink.stage = at.stage;
+      else sink.stage = stage_in_memory(p, at.open_slot());
       prepare_operands<C, kPrepareUnroll<C>>(raw, p, at, sink);
-      ptx::fence_async_proxy_global();  // chains read by bulk copies
+      if constexpr (kIsHeld) ptx::fence_async_proxy();
+      else ptx::fence_async_proxy_global();  // chains read by bulk copies
       unit = at.open();
     }
     const At at(thread);
     at.meet();
-    if (at.me.index() == 0) ptx::store_shared(at.unit + UnitArea::kMade, at.open_slot());
+    if (at.me.index() == 0) {
+      const uint32_t slot = at.open_slot();
+      ptx::store_shared(at.unit + UnitArea::kMade, slot);
+      if constexpr (kIsHeld) {  // while the solve runs
+        ptx::bulk_store(stage_in_memory(p, slot), at.stage, Stage::kSolve);
+        ptx::bulk_store_commit();
+      }
+    }
     {
       const uint32_t place_before = unit.place;
       const uint2 step = ptx::load_shared_u2(at.unit + UnitArea::kStep);
