@@ -258,21 +258,29 @@ __device__ __forceinline__ void stage_gates(RawGates<GateT>& raw, int first, int
   }
 }
 
-// Asks the L2 for this warp's query and key columns of a later item of the open work: lane = token.
-__device__ __forceinline__ void prefetch_rows(uint32_t area, int index, const ProducerLane& me) {
+// Where beta of token `lane` of an item of the open work lies.
+__device__ __forceinline__ const char* beta_address(const Params& p, uint32_t area, int index, int lane) {
+  const uint64_t base = ptx::load_shared_u64(area + GroupArea::kSource + Source::kBeta);
+  const int64_t at = (static_cast<int64_t>(index) * kChunk + lane) * p.beta_rows.token;
+  return reinterpret_cast<const char*>(base) + at * (p.beta_type == Real::kF32 ? 4 : 2);
+}
+
+// Asks the L2 for this warp's query and key columns of a later item of the open work, one warp also for its betas:
+// lane = token.
+__device__ __forceinline__ void prefetch_rows(const Params& p, uint32_t area, int index, bool with_beta,
+                                              const ProducerLane& me) {
   if (me.lane >= item_count(area, index)) return;
   const uint2 steps = ptx::load_shared_u2(area + GroupArea::kSource + Source::kSteps);
   const uint32_t column = 64 * me.warp;
   ptx::prefetch_to_l2(row_address(source_row(area, Source::kQ, index, steps.x, column), me.lane, steps.x));
   ptx::prefetch_to_l2(row_address(source_row(area, Source::kK, index, steps.y, column), me.lane, steps.y));
+  if (with_beta && me.warp == 0) ptx::prefetch_to_l2(beta_address(p, area, index, me.lane));
 }
 
 // The raw beta of token `lane` of an item, as it lies in memory: widened only when it is needed (raw_beta).
 __device__ __forceinline__ uint32_t load_raw_beta(const Params& p, uint32_t area, int index, int lane) {
-  const uint64_t base = ptx::load_shared_u64(area + GroupArea::kSource + Source::kBeta);
-  const int64_t at = (static_cast<int64_t>(index) * kChunk + lane) * p.beta_rows.token;
-  return p.beta_type == Real::kF32 ? reinterpret_cast<const uint32_t*>(base)[at]
-                                   : reinterpret_cast<const uint16_t*>(base)[at];
+  const char* at = beta_address(p, area, index, lane);
+  return p.beta_type == Real::kF32 ? *reinterpret_cast<const uint32_t*>(at) : *reinterpret_cast<const uint16_t*>(at);
 }
 __device__ __forceinline__ float raw_beta(const Params& p, uint32_t raw) {
   return __uint_as_float(p.beta_type == Real::kF32 ? raw : raw << 16);

@@ -85,8 +85,13 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
   using GateT = typename C::GateT;
   const ProducerLane& me = at.me;
   const int count = item_count(at.area, index);
-  uint32_t beta = 0;  // of token `lane`, widened only when the prefix sums are made: it comes from memory
-  if (me.warp == 0 && me.lane < count) beta = load_raw_beta(p, at.area, index, me.lane);
+  // Beta of token `lane`, widened only behind the norms. Loads in flight are waited for together: asked for here it
+  // makes its warp wait as soon as the gates are needed, and the others at the barrier. Beside the consumers that
+  // costs less than the instructions of asking for it with the rows, by all warps since a branch's end would wait
+  // too.
+  constexpr bool kBetaFirst = kUnroll == 1;
+  uint32_t beta = 0;
+  if (kBetaFirst && me.warp == 0 && me.lane < count) beta = load_raw_beta(p, at.area, index, me.lane);
   stage_gates<C::kGate>(ahead, 0, count, at.scratch, me);
   if constexpr (RawGates<GateT>::kBlocks == 1) {
     load_gates<C::kGate>(ahead, at.area, index, 1, count, me);
@@ -95,6 +100,7 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
   // The other gates' longer arithmetic needs the registers that the rows would wait in.
   constexpr bool kRowsFirst = C::kGate == Gate::kBounded;
   if constexpr (kRowsFirst) load_rows(raw, at.area, index, count, me);
+  if constexpr (!kBetaFirst) beta = load_raw_beta(p, at.area, index, min(me.lane, count - 1));
   __syncwarp();
   write_prefix_sums<C::kGate>(at.area, me, at.scratch);
   if constexpr (!kRowsFirst) load_rows(raw, at.area, index, count, me);
@@ -104,7 +110,7 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
   if (me.warp == 0)
     ptx::store_shared(at.area + GroupArea::kBeta + me.lane * 4,
                       me.lane < count ? beta_value(p, raw_beta(p, beta)) : 0.0f);
-  prefetch_rows(at.area, index + ahead_by, me);
+  prefetch_rows(p, at.area, index + ahead_by, !kBetaFirst, me);
 }
 
 __device__ __forceinline__ void wait_for_stage(const RingPlace& at) {
