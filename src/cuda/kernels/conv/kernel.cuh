@@ -70,6 +70,7 @@ __device__ __forceinline__ ConvTile find_tile(const ConvParams& p, int64_t tile)
   const int64_t active = active_sequences(p.sequences);
   const int lane = static_cast<int>(threadIdx.x % 32);
   ConvTile found;
+  if (p.sequences.count == 1) return {active - 1, tile};  // the grid has all of its tiles, and some may be empty
 #pragma unroll 1
   for (int64_t base = 0; base < active; base += 32) {
     const int64_t n = base + lane;
@@ -150,16 +151,24 @@ struct ConvWarp {
     }
   }
 
-  // past[i] = stream[begin + i]: rows of this call, or, at its beginning, of the window.
+  // past[i] = stream[begin + i] where some of it is the window's.
   __device__ __forceinline__ void load_past(float (&past)[kWidth - 1][kChannels], int32_t width) const {
-    if (C::kVectors && begin >= kWidth - 1) {
-      ConvVector<C> rows[kWidth - 1];
+    if (C::kVectors && begin == 0 && (row.fresh || part.in.window.dtype == p.io)) {
+      Io old[kWidth - 1][kChannels];
+      const WindowRef& window = part.in.window;
+      const Io* from = static_cast<const Io*>(window.data) + window_offset(window, row.read_slot, channel, 0);
 #pragma unroll
-      for (int i = 0; i < kWidth - 1; ++i) rows[i].load(input(begin - (kWidth - 1) + i));
+      for (int i = 0; i < kWidth - 1; ++i, from += window.column_stride) {
+        const Io* element = from;
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c, element += window.channel_stride)
+          if (row.fresh) from_fp32(0.0f, old[i][c]);
+          else old[i][c] = *element;
+      }
 #pragma unroll
       for (int i = 0; i < kWidth - 1; ++i) {
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) past[i][c] = to_fp32(rows[i].element[c]);
+        for (int c = 0; c < kChannels; ++c) past[i][c] = to_fp32(old[i][c]);
       }
       return;
     }
@@ -183,17 +192,34 @@ struct ConvWarp {
     int32_t left;
   };
 
-  __device__ __forceinline__ void run() const {
+  // `window_first`: the sequence's new window is stored before its rows are convolved. A tile that saw to it at its end
+  // would end last.
+  __device__ __forceinline__ void run(bool window_first) const {
     const int32_t width = C::kVectors ? kWidth : p.width;
     Walk walk;
     walk.left = static_cast<int32_t>(end - begin);
     walk.ahead = input(begin);
+    const bool inside = C::kVectors && begin >= kWidth - 1;
+    ConvVector<C> before[kWidth - 1];
+    if (inside) {
+#pragma unroll
+      for (int i = 0; i < kWidth - 1; ++i) before[i].load(input(begin - (kWidth - 1) + i));
+    } else {
+      load_past(walk.past, width);
+      if (window_first) store_last_rows();
+    }
 #pragma unroll
     for (int r = 0; r < kRows; ++r, walk.ahead += part.in.x_row) {
       if (r < walk.left) walk.ring[r].load(walk.ahead);
     }
     load_taps(walk.w, width);
-    load_past(walk.past, width);
+    if (inside) {
+#pragma unroll
+      for (int i = 0; i < kWidth - 1; ++i) {
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) walk.past[i][c] = to_fp32(before[i].element[c % kChannels]);
+      }
+    }
     const bool in_order = !p.out_rows.present();
     const bool usual = C::kVectors && in_order && part.in.bias == nullptr && p.activation != 0;
     walk.to = in_order ? output(begin) : nullptr;
@@ -255,7 +281,7 @@ struct ConvWarp {
     return kUsual || p.activation ? silu(sum) : sum;
   }
 
-  __device__ __forceinline__ void windows(int64_t n) const {
+  __device__ __forceinline__ void store_checkpoints(int64_t n) const {
     for (int c = 0; c < kChannels; ++c) {
       for (int k = 0; k < p.checkpoints; ++k) {
         const int64_t offset = p.checkpoint_offsets.at(n, k), slot = p.checkpoint_slots.at(n, k);
@@ -263,21 +289,54 @@ struct ConvWarp {
         if (!slot_is_live(slot, p.rule.slots.count, p.rule.slots.null_slot)) continue;
         copy_stream(part.in, row, p.rule, p.io, p.width, channel + c, offset, slot, 0, p.width - 1);
       }
-      if (p.has_pool) store_window(part.in, row, p.rule, p.io, p.width, channel + c);
     }
+  }
+
+  // The new window is the row's last W-1 inputs, in vectors.
+  __device__ __forceinline__ bool ends_in_rows() const {
+    return C::kVectors && p.has_pool && part.in.window.dtype == p.io && row.span.length >= kWidth - 1;
+  }
+  __device__ __forceinline__ void store_last_rows() const {
+    if (row.write_slot < 0) return;
+    ConvVector<C> rows[kWidth - 1];
+#pragma unroll
+    for (int i = 0; i < kWidth - 1; ++i) rows[i].load(input(row.span.length - (kWidth - 1) + i));
+    auto* to = static_cast<Io*>(part.in.window.data) + window_offset(part.in.window, row.write_slot, channel, 0);
+#pragma unroll
+    for (int i = 0; i < kWidth - 1; ++i) {
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c)
+        to[c * part.in.window.channel_stride + i * part.in.window.column_stride] = rows[i].element[c];
+    }
+  }
+
+  __device__ __forceinline__ void store_new_window() const {
+    if (!p.has_pool) return;
+    for (int c = 0; c < kChannels; ++c) store_window(part.in, row, p.rule, p.io, p.width, channel + c);
   }
 };
 
-// One tile by one lane. The first of a sequence sees to the windows.
+// One tile by one lane. The first of a sequence sees to the window and the checkpoints, which may hold entries of the
+// old one.
 template <class C>
 __device__ __forceinline__ void convolve_tile(const ConvParams& p, const ConvPart& part, const ConvTile& tile,
                                               int32_t channel) {
-  const ConvRow row = conv_row(p.rule, p.records, p.has_pool != 0, p.sequences, tile.n);
-  const int64_t begin = tile.index * p.tile_rows;
-  const ConvWarp<C> work{p, part, row, channel, begin, min(row.span.length, begin + p.tile_rows)};
-  if (!row.active) return work.zero();
-  if (begin < work.end) work.run();
-  if (tile.index == 0) work.windows(tile.n);
+  const auto row_of_tile = [&] { return conv_row(p.rule, p.records, p.has_pool != 0, p.sequences, tile.n); };
+  const bool first = tile.index == 0;
+  bool window_first;
+  {
+    const ConvRow row = row_of_tile();
+    const int64_t begin = tile.index * p.tile_rows;
+    const ConvWarp<C> work{p, part, row, channel, begin, min(row.span.length, begin + p.tile_rows)};
+    if (!row.active) return work.zero();
+    window_first = first && p.checkpoints == 0 && work.ends_in_rows();
+    if (begin < work.end) work.run(window_first);
+  }
+  if (!first || window_first) return;
+  const ConvRow row = row_of_tile();  // again: nothing of it takes a register on the way down the rows
+  const ConvWarp<C> work{p, part, row, channel, 0, 0};
+  work.store_checkpoints(tile.n);
+  work.store_new_window();
 }
 
 template <class C>
@@ -296,7 +355,7 @@ __global__ void __launch_bounds__(128, C::kBlocks) conv_prefill_kernel(const __g
     const ConvTile tile = find_tile(p, t);
     if (tile.n < 0) return;
     if (mine && channel < where.channels) convolve_tile<C>(p, where, tile, channel);
-    if (p.sequences.count == 1) return;  // the grid has all of its tiles; the whole warp leaves, as find_tile() wants
+    if (p.sequences.count == 1) return;  // the grid has all of its tiles
   }
 }
 
