@@ -102,26 +102,22 @@ struct MetadataShared {
   int32_t chunk_at[kMetadataThreads], ordinal[kMetadataThreads];
 };
 
-// Divides only where there is more than one chunk, out of line: most rows are decodes, and a division is as long as all
-// else that a row costs in pass 1.
-__device__ __noinline__ uint32_t divide_into_chunks(uint32_t length, uint32_t chunk) {
-  return (length + chunk - 1) / chunk;
-}
-__device__ __forceinline__ uint32_t chunk_count(uint32_t length, uint32_t chunk) {
-  return length > chunk ? divide_into_chunks(length, chunk) : length != 0;
+__device__ __forceinline__ uint32_t chunk_count(uint32_t length, const ChunkDivisor& d) {
+  const auto high = static_cast<uint32_t>(uint64_t{2 * (length - 1)} * d.factor >> 32);
+  return length != 0 ? (high >> d.shift) + 1 : 0;
 }
 
 // A thread's own sums.
 struct OwnSums {
   uint32_t x[kRowSums] = {};
-  __device__ __forceinline__ void add(const Row& r, uint32_t chunk) {
+  __device__ __forceinline__ void add(const Row& r, const ChunkDivisor& divisor) {
     const auto length = static_cast<uint32_t>(r.length);
     const uint32_t recurrent = r.kind == kRecurrentRow, rest = r.kind == kRestRow;
     x[kRecurrent] += recurrent;
     x[kRecurrentTokens] += recurrent ? length : 0;
     x[kRest] += rest;
     x[kRestTokens] += rest ? length : 0;
-    x[kRestChunks] += rest ? chunk_count(length, chunk) : 0;
+    x[kRestChunks] += rest ? chunk_count(length, divisor) : 0;
   }
 };
 
@@ -158,7 +154,6 @@ __device__ __forceinline__ void sum_up(const MetadataParams& p, const Share& sha
   constexpr int kBatch = 8;
   if (int64_t{warp_id()} * 32 < p.n) {
     OwnSums all, before;
-    const auto chunk = static_cast<uint32_t>(p.chunks.chunk);
     uint64_t lengths = 0;
     bool unplain = false;
 #pragma unroll 1
@@ -172,8 +167,8 @@ __device__ __forceinline__ void sum_up(const MetadataParams& p, const Share& sha
         const int32_t length = raw_length(p, raw[u]);
         const Row row = classify(p, raw[u], length);
         lengths += static_cast<uint64_t>(length);
-        all.add(row, chunk);
-        if (base + u * kMetadataThreads < share.first) before.add(row, chunk);
+        all.add(row, p.divisor);
+        if (base + u * kMetadataThreads < share.first) before = all;  // a thread's rows ascend
         unplain = unplain || (row.kind == kRestRow && !row.plain);
       }
     }
@@ -203,8 +198,8 @@ __device__ __noinline__ void sum_up_cut(const MetadataParams& p, Share share, in
     block_running_sums(x, ahead, sum, s.scan);
     const auto at = static_cast<int64_t>(running + ahead[0]);
     const Row row = classify(p, raw, static_cast<int32_t>(cut_length(length, at, p.tokens)));
-    all.add(row, static_cast<uint32_t>(p.chunks.chunk));
-    if (i < share.first) before.add(row, static_cast<uint32_t>(p.chunks.chunk));
+    all.add(row, p.divisor);
+    if (i < share.first) before = all;
     if (i == share.first) s.lengths_before = static_cast<uint64_t>(at);
     unplain = unplain || (row.kind == kRestRow && !row.plain);
     running += sum[0];
@@ -410,9 +405,8 @@ __device__ __forceinline__ void write_share(const MetadataParams& p, Shares shar
       row = classify(p, own.raw, length);
     }
     if (busy) {
-      const auto chunk = static_cast<uint32_t>(p.chunks.chunk);
       const bool chunked = row.kind == kRestRow && layout.rest_group == kPrefillGroup;
-      const uint32_t chunks = chunked ? chunk_count(static_cast<uint32_t>(row.length), chunk) : 0;
+      const uint32_t chunks = chunked ? chunk_count(static_cast<uint32_t>(row.length), p.divisor) : 0;
       warp_place(row, chunks, before, s.warp_sums[warp_id()]);
     }
     __syncthreads();

@@ -26,6 +26,12 @@ struct GroupRef {
 };
 enum Group : int32_t { kDecodeGroup = 0, kPrefillGroup = 1, kSpecGroup = 2, kGroups = 3 };
 
+// ceil(length / C) for lengths below 2^31 without a division: rows of more than one chunk would wait for it.
+struct ChunkDivisor {
+  uint32_t factor = 1u << 31;  // ceil(2^(31 + shift) / C), with C at most 2^shift
+  int32_t shift = 0;
+};
+
 struct ChunkTableRef {
   void* indices = nullptr;     // [rows, 2], int32 or int64
   int64_t* offsets = nullptr;  // [entries]
@@ -83,6 +89,7 @@ struct MetadataParams {
   uint8_t* spec_mask = nullptr;        // [Nmax]
   int32_t* counts = nullptr;           // [8]
   ChunkTableRef chunks;                // null: not asked for here
+  ChunkDivisor divisor;                // of the plan's chunks
   int32_t pads = 0;
   PadRef pad[kMostPads];
 };
