@@ -14,6 +14,7 @@ namespace kda::cuda {
 namespace {
 
 constexpr int32_t kMaskedChunk = 8;                // tokens at a time of rows of any length
+constexpr int64_t kFewWarps = 8;                   // a multiprocessor
 constexpr int64_t kManyBytes = 200 * 1000 * 1000;  // of states: several times the L2 (measured, decode.md)
 
 class DecodeKernel final : public Kernel<Decode> {
@@ -28,9 +29,13 @@ class DecodeKernel final : public Kernel<Decode> {
     tuned_ = exact_ ? decode_kernel_info(pool, Shape::kExact128, flow) : masked_;
     const LeanCall call = records() ? LeanCall::kRecords : desc_.width > 1 ? LeanCall::kWindow : LeanCall::kToken;
     lean_ = exact_ ? lean_kernel_info(pool, call) : masked_;
-    lean_of_many_ = exact_ && call == LeanCall::kToken ? lean_kernel_info(pool, LeanCall::kTokenOfMany) : lean_;
+    lean_of_many_ = lean_of_few_ = lean_;
+    if (exact_ && call == LeanCall::kToken) {
+      lean_of_few_ = lean_kernel_info(pool, LeanCall::kTokenOfFew);
+      lean_of_many_ = lean_kernel_info(pool, LeanCall::kTokenOfMany);
+    }
     counts_ = set_counts_kernel_info();
-    for (const KernelInfo* k : {&masked_, &tuned_, &lean_, &lean_of_many_}) {
+    for (const KernelInfo* k : {&masked_, &tuned_, &lean_, &lean_of_few_, &lean_of_many_}) {
       KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name, shared_bytes(*k)));
     }
     return prepare_kernel(counts_.function, counts_.name);
@@ -86,7 +91,10 @@ class DecodeKernel final : public Kernel<Decode> {
   Status run_lean(Params& params, LeanParams& call, void* stream) const {
     const int64_t heads = int64_t{call.sequences} * desc_.attention.num_value_heads;
     const auto element = static_cast<int64_t>(dtype_size(desc_.attention.state_dtype));
-    const KernelInfo& kernel = heads * 128 * 128 * element > kManyBytes ? lean_of_many_ : lean_;
+    const bool few = heads * 128 / lean_.warp_rows <= kFewWarps * multiprocessors_;
+    const KernelInfo& kernel = few                                         ? lean_of_few_
+                               : heads * 128 * 128 * element > kManyBytes ? lean_of_many_
+                                                                           : lean_;
     LaunchShape shape;
     shape.x = desc_.attention.num_value_heads * (128 / (kernel.warp_rows * kernel.threads / 32));
     shape.rest = call.sequences;
@@ -111,7 +119,7 @@ class DecodeKernel final : public Kernel<Decode> {
   kda_decode_desc desc_;
   int32_t device_, multiprocessors_;
   bool exact_;
-  KernelInfo lean_, lean_of_many_, tuned_, masked_, counts_;
+  KernelInfo lean_, lean_of_few_, lean_of_many_, tuned_, masked_, counts_;
 };
 
 class CommitKernel final : public Kernel<Commit> {

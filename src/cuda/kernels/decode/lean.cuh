@@ -2,9 +2,9 @@
 //
 // Equations  E-1, E-4, E-5, E-7 per token in lean_token.cuh and recurrence/tile.cuh: the bits of heads.cuh.
 // Grid       x = slices of the value heads of a sequence, so that neighbours read neighbouring states; y, z =
-// sequence. Block      one warp with 2 * kSlots state rows of a head. It prepares its tokens itself: what several
-// warps of a head
-//            do twice costs less than telling one another.
+// sequence. Block      one warp, in the shortest calls four, each with 2 * kSlots state rows of a head. It prepares its
+// tokens itself:
+//            what several warps of a head do twice costs less than telling one another.
 // Waiting    none in a block. The grid before: the index values are read and the state is asked for in the L2 while
 // it
 //            runs; after its end the values are read again beside everything else (recurrence/early.cuh has the why).
@@ -19,15 +19,18 @@
 
 namespace kda::cuda {
 
-// kMany: rows of several tokens. kStream: states are marked to leave the L2 first.
-template <class Pool_, bool kMany_, bool kStream_>
+// kMany: rows of several tokens. kStream: states are marked to leave the L2 first. kWarps: of a block; one, but where
+// all states are asked for at once: there fewer blocks start, and the next grid's only when the loads are out.
+template <class Pool_, bool kMany_, bool kStream_, int kWarps_ = 1>
 struct LeanConfig {
   using Pool = Pool_;
   static constexpr bool kMany = kMany_;
+  static constexpr int kWarps = kWarps_;
+  static constexpr bool kLate = kWarps > 1;
   static constexpr int kSlots = sizeof(Pool) == 4 ? 4 : 8;  // as many bytes of a state in a lane
   using Tile = StateTile<Pool, Shape::kExact128, kSlots, kStream_>;
-  static constexpr int kThreads = 32;
-  static constexpr int kBlocks = kSlots == 4 && !kMany ? 24 : 16;  // resident on one multiprocessor, at least
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kBlocks = (kSlots == 4 && !kMany ? 24 : 16) / kWarps;  // resident on one multiprocessor, at least
   static constexpr int kSlices = 128 / Tile::kRows;
 };
 
@@ -35,10 +38,11 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_lean_kernel(const __grid_constant__ LeanParams p) {
   using Tile = typename C::Tile;
   touch_parameters(p);
-  ptx::launch_dependents();
-  const auto head = static_cast<int32_t>(blockIdx.x / C::kSlices);
+  if (!C::kLate) ptx::launch_dependents();
+  const uint32_t slice = blockIdx.x * C::kWarps + threadIdx.x / 32;
+  const auto head = static_cast<int32_t>(slice / C::kSlices);
   const int32_t query_head = head >> p.query_shift;
-  const int first = static_cast<int>(blockIdx.x % C::kSlices) * Tile::kRows;
+  const int first = static_cast<int>(slice % C::kSlices) * Tile::kRows;
   const int mine = first + Tile::row_of(Tile::slot_of_lane());  // row of this lane's results
   const int32_t n = lean_sequence();
   bool early = lean_early(p, n);
@@ -77,6 +81,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_lean_kernel(co
     index = now;
     row = LeanRow(p, index, n);
   }
+  if (C::kLate) ptx::launch_dependents();
   if (!row.looked_at) return;
   if (!row.active) return lean_zero(p, row, head, first, Tile::kRows, lane_id());
   if (row.length == 0) return;  // it keeps its bits (P-11)

@@ -22,6 +22,9 @@ KernelInfo lean_kernel_of(LeanCall call) {
   using Records = LeanRecordConfig<Pool>;
   switch (call) {
     case LeanCall::kToken: return lean_columns_kernel<LeanConfig<Pool, false, true>>();
+    case LeanCall::kTokenOfFew:
+      if constexpr (sizeof(Pool) == 4) return lean_columns_kernel<LeanConfig<Pool, false, true, 4>>();
+      else return lean_columns_kernel<LeanConfig<Pool, false, true>>();
     case LeanCall::kTokenOfMany: return lean_columns_kernel<LeanConfig<Pool, false, false>>();
     case LeanCall::kWindow: return lean_columns_kernel<LeanConfig<Pool, true, true>>();
     case LeanCall::kRecords:
