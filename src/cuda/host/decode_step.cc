@@ -228,20 +228,30 @@ class LeanStep {
   // 186 heads a multiprocessor.
   Status run_ring(LeanStepParams& p, int64_t heads, void* stream) const {
     const int64_t share = heads / multiprocessors_;
-    const bool many = share >= 24, most = share >= 96;
-    const KernelInfo& kernel = rings_[wide_ && !most ? 0 : 1];
+    const bool some = share >= 4, many = share >= 24, most = share >= 96;
+    const KernelInfo& kernel = rings_[wide_ && (many ? !most : !some) ? 0 : 1];
     const int64_t wave = int64_t{kernel.blocks} * multiprocessors_;
-    // What of the heads lies in lists: all, three quarters, nothing.
-    int64_t list = ceil_div(heads, wave);
-    if (many) list = wide_ && !most ? heads * 3 / 4 / wave : 0;
+    const Deal deal = deal_of(share);
+    const int64_t list = deal.listed == 100 ? ceil_div(heads, wave) : heads * deal.listed / 100 / wave;
     p.wave = wave;
     p.lists = list > 0 ? static_cast<uint32_t>(wave) : 0;
     p.list = static_cast<uint32_t>(list);
-    p.run = wide_ ? 2 : 4;
+    p.run = static_cast<uint32_t>(deal.run > 0 ? deal.run : ceil_div(heads, 2 * wave));
     LaunchShape shape;
     shape.x = p.lists + ceil_div(std::max<int64_t>(heads - p.lists * list, 0), int64_t{p.run});
     shape.shared_bytes = kernel.block_bytes;
     return launch(kernel, shape, p, stream);
+  }
+
+  // Of the heads so many in a hundred in lists, the others in runs; 0: runs of which two make a place's share.
+  struct Deal {
+    int64_t listed, run;
+  };
+  Deal deal_of(int64_t share) const {
+    if (share >= 96) return wide_ ? Deal{0, 2} : Deal{0, 4};
+    if (share >= 24) return wide_ ? Deal{75, 2} : Deal{85, 2};
+    if (wide_) return share >= 4 ? Deal{80, 1} : Deal{100, 1};
+    return share >= 8 ? Deal{0, 0} : Deal{100, 1};
   }
 
   bool wanted_ = false, wide_ = true;
