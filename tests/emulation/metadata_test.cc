@@ -61,6 +61,23 @@ TEST(MetadataKernel, M04_M10_M18_StepsOfManySizes) {
   }
 }
 
+TEST(MetadataKernel, M14_ChunksWithoutADivision) {
+  constexpr int64_t kMost = INT32_MAX;
+  std::mt19937_64 random(14);
+  Ints sizes{1, 2, 3, 5, 63, 64, 65, 1000, (1 << 20) - 1, (1 << 30) + 1, kMost, kMost + 2};
+  for (int i = 0; i < 200; ++i) sizes.push_back(1 + static_cast<int64_t>(random() >> (33 + random() % 30)));
+  for (const int64_t chunk : sizes) {
+    const cuda::ChunkDivisor divisor = cuda::chunk_divisor(chunk);
+    Ints lengths{0, 1, 2, chunk - 1, chunk, chunk + 1, 2 * chunk, 2 * chunk + 1, kMost - 1, kMost};
+    for (int i = 0; i < 20; ++i) lengths.push_back(static_cast<int64_t>(random() >> (33 + random() % 30)));
+    for (const int64_t length : lengths) {
+      if (length > kMost) continue;
+      EXPECT_EQ(cuda::chunk_count(static_cast<uint32_t>(length), divisor), (length + chunk - 1) / chunk)
+          << length << " in chunks of " << chunk;
+    }
+  }
+}
+
 TEST(MetadataKernel, M07_ByDraftsWithNothingButDecodes) {
   StepInput s = StepInput::of(Ints(150, 1), 3);
   s.drafts.assign(150, -1);

@@ -223,15 +223,29 @@ class LeanStep {
   }
 
  private:
-  // How heads are dealt to blocks. Fixed lists start least often, but end unevenly, as multiprocessors do not share
-  // the memory evenly; blocks that the hardware hands out end together, and each costs a start. Measured at 8, 31 and
-  // 186 heads a multiprocessor.
+  // How heads are dealt: blocks of a multiprocessor; of the heads so many in a hundred in fixed lists, the others in
+  // runs. `run` 0: two runs make a place's share. Fixed lists start least often, but end unevenly, as multiprocessors
+  // do not share the memory evenly; blocks that the hardware hands out end together, and each costs a start. Measured
+  // at 2, 8, 12, 31 and 186 heads a multiprocessor (`share`).
+  struct Deal {
+    int32_t blocks;
+    int64_t listed, run;
+  };
+  Deal deal_of(int64_t share) const {
+    if (wide_) {
+      if (share >= 96) return {2, 0, 2};
+      if (share >= 24) return {1, 75, 2};
+      return share >= 4 ? Deal{2, 80, 1} : Deal{1, 100, 1};
+    }
+    if (share >= 96) return {2, 0, 4};
+    if (share >= 24) return {2, 85, 2};
+    return share >= 8 ? Deal{2, 0, 0} : Deal{2, 100, 1};
+  }
+
   Status run_ring(LeanStepParams& p, int64_t heads, void* stream) const {
-    const int64_t share = heads / multiprocessors_;
-    const bool some = share >= 4, many = share >= 24, most = share >= 96;
-    const KernelInfo& kernel = rings_[wide_ && (many ? !most : !some) ? 0 : 1];
+    const Deal deal = deal_of(heads / multiprocessors_);
+    const KernelInfo& kernel = rings_[deal.blocks - 1];
     const int64_t wave = int64_t{kernel.blocks} * multiprocessors_;
-    const Deal deal = deal_of(share);
     const int64_t list = deal.listed == 100 ? ceil_div(heads, wave) : heads * deal.listed / 100 / wave;
     p.wave = wave;
     p.lists = list > 0 ? static_cast<uint32_t>(wave) : 0;
@@ -241,17 +255,6 @@ class LeanStep {
     shape.x = p.lists + ceil_div(std::max<int64_t>(heads - p.lists * list, 0), int64_t{p.run});
     shape.shared_bytes = kernel.block_bytes;
     return launch(kernel, shape, p, stream);
-  }
-
-  // Of the heads so many in a hundred in lists, the others in runs; 0: runs of which two make a place's share.
-  struct Deal {
-    int64_t listed, run;
-  };
-  Deal deal_of(int64_t share) const {
-    if (share >= 96) return wide_ ? Deal{0, 2} : Deal{0, 4};
-    if (share >= 24) return wide_ ? Deal{75, 2} : Deal{85, 2};
-    if (wide_) return share >= 4 ? Deal{80, 1} : Deal{100, 1};
-    return share >= 8 ? Deal{0, 0} : Deal{100, 1};
   }
 
   bool wanted_ = false, wide_ = true;

@@ -91,14 +91,6 @@ class Pads {
   int64_t capacity_;
 };
 
-ChunkDivisor divisor_of(int64_t chunk) {
-  ChunkDivisor d;
-  const auto c = static_cast<uint64_t>(std::min<int64_t>(chunk, INT32_MAX));  // as good as any larger one
-  while ((uint64_t{1} << d.shift) < c) ++d.shift;
-  d.factor = static_cast<uint32_t>(((uint64_t{1} << (31 + d.shift)) + c - 1) / c);
-  return d;
-}
-
 void fill_tables(const kda_metadata_desc& desc, const kda_metadata_args& args, bool chunks, MetadataParams& p) {
   const kda_step_tables& t = args.tables;
   const int64_t capacity = desc.max_sequences;
@@ -116,7 +108,7 @@ void fill_tables(const kda_metadata_desc& desc, const kda_metadata_args& args, b
   p.spec_mask = data_of<uint8_t>(t.spec_sequence_masks);
   p.counts = data_of<int32_t>(t.counts);
   p.chunks.chunk = desc.chunk;
-  p.divisor = divisor_of(desc.chunk);
+  p.divisor = chunk_divisor(desc.chunk);
   Pads pads(p, desc);
   // The longest first: a table a warp.
   pads.constant(t.non_spec_token_indx, desc.max_tokens, kNonSpecTokens, -1);
@@ -141,6 +133,14 @@ void fill_tables(const kda_metadata_desc& desc, const kda_metadata_args& args, b
 }
 
 }  // namespace
+
+ChunkDivisor chunk_divisor(int64_t chunk) {
+  ChunkDivisor d;
+  const auto c = static_cast<uint64_t>(std::min<int64_t>(chunk, INT32_MAX));  // as good as any larger one
+  while ((uint64_t{1} << d.shift) < c) ++d.shift;
+  d.factor = static_cast<uint32_t>(((uint64_t{1} << (31 + d.shift)) + c - 1) / c);
+  return d;
+}
 
 MetadataParams metadata_params(const kda_metadata_desc& desc, const kda_metadata_args& args, bool chunks) {
   MetadataParams p;
