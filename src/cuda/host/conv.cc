@@ -30,8 +30,8 @@ int32_t few_tile_rows(int64_t rows, int64_t columns, int64_t wave) {
   constexpr int64_t kShort = 24;
   return static_cast<int32_t>(std::clamp(rows * columns / wave, kLeast, kShort));
 }
-// In a long one they fill whole waves of those that run at once: a tile begins with a wait of about twenty rows' time,
-// and one of many rows ends late.
+// In a long one they fill whole waves of those that run at once: a tile begins with a wait of about twenty rows'
+// time, and one of many rows ends late.
 int32_t many_tile_rows(int64_t rows, int64_t sequences, int64_t columns, int64_t wave) {
   constexpr int64_t kMost = 256, kBegin = 20;
   int64_t best = kMost, least = INT64_MAX;

@@ -92,9 +92,7 @@ class DecodeKernel final : public Kernel<Decode> {
     const int64_t heads = int64_t{call.sequences} * desc_.attention.num_value_heads;
     const auto element = static_cast<int64_t>(dtype_size(desc_.attention.state_dtype));
     const bool few = heads * 128 / lean_.warp_rows <= kFewWarps * multiprocessors_;
-    const KernelInfo& kernel = few                                         ? lean_of_few_
-                               : heads * 128 * 128 * element > kManyBytes ? lean_of_many_
-                                                                           : lean_;
+    const KernelInfo& kernel = few ? lean_of_few_ : heads * 128 * 128 * element > kManyBytes ? lean_of_many_ : lean_;
     LaunchShape shape;
     shape.x = desc_.attention.num_value_heads * (128 / (kernel.warp_rows * kernel.threads / 32));
     shape.rest = call.sequences;

@@ -1,15 +1,13 @@
 // y_t = io(silu(sum_{j<W} w_j x_{t-W+1+j})) over rows of any length, windows before and after (spec W-1, W-2, K-2).
 //
-// Grid       x = groups of a warp's channels, four a block; y, z = tiles of at most `tile_rows` rows of one sequence,
-// as
-//            many as T and N allow for. A warp finds its tile by a scan over the lengths and takes further ones if
+// Grid       x = groups of a warp's channels, four a block; y, z = tiles of at most `tile_rows` rows of a sequence;
+//            as many as T and N allow for. A warp finds its tile by a scan over the lengths and takes further ones if
 //            the grid is short (offsets that overlap, P-13). No warp waits for another.
 // Warp       lanes own 4 channels of a row and go down the rows with the last W-1 in registers, eight rows ahead on
-// their
-//            way. A tile begins with the W-1 rows before it.
-// Windows    the warp of a sequence's first tile alone reads its old window and, at the end, writes the new one and
-// the
-//            checkpoints: channels are independent, so nothing else touches them (W-5).
+//            their way. A tile begins with the W-1 rows before it.
+// Windows    the warp of a sequence's first tile alone reads its old window and writes the new one and the
+//            checkpoints: channels are independent, so nothing else touches them (W-5). It does so before it goes
+//            down the rows where it can, and never element by element: it would end last.
 // Precision  fp32 sums and SiLU, one rounding. Windows are copied as bits.
 // Limits     vectors: W = 4, rows of whole, aligned groups of four; scalars: W <= 8, any alignment.
 #pragma once
@@ -192,8 +190,8 @@ struct ConvWarp {
     int32_t left;
   };
 
-  // `window_first`: the sequence's new window is stored before its rows are convolved. A tile that saw to it at its end
-  // would end last.
+  // `window_first`: the sequence's new window is stored before its rows are convolved. A tile that saw to it at its
+  // end would end last.
   __device__ __forceinline__ void run(bool window_first) const {
     const int32_t width = C::kVectors ? kWidth : p.width;
     Walk walk;

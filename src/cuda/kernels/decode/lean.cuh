@@ -2,8 +2,8 @@
 //
 // Equations  E-1, E-4, E-5, E-7 per token in lean_token.cuh and recurrence/tile.cuh: the bits of heads.cuh.
 // Grid       x = slices of the value heads of a sequence, so that neighbours read neighbouring states; y, z =
-// sequence. Block      one warp, in the shortest calls four, each with 2 * kSlots state rows of a head. It prepares its
-// tokens itself:
+// sequence. Block      one warp, in the shortest calls four, each with 2 * kSlots state rows of a head. It prepares
+// its tokens itself:
 //            what several warps of a head do twice costs less than telling one another.
 // Waiting    none in a block. The grid before: the index values are read and the state is asked for in the L2 while
 // it
@@ -30,7 +30,8 @@ struct LeanConfig {
   static constexpr int kSlots = sizeof(Pool) == 4 ? 4 : 8;  // as many bytes of a state in a lane
   using Tile = StateTile<Pool, Shape::kExact128, kSlots, kStream_>;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kBlocks = (kSlots == 4 && !kMany ? 24 : 16) / kWarps;  // resident on one multiprocessor, at least
+  static constexpr int kBlocks =
+      (kSlots == 4 && !kMany ? 24 : 16) / kWarps;  // resident on one multiprocessor, at least
   static constexpr int kSlices = 128 / Tile::kRows;
 };
 
