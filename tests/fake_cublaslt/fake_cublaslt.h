@@ -3,8 +3,8 @@
 
 extern "C" {
 struct FakeCublasLtCounts {
-  long descs = 0, preferences = 0;  // that exist
-  long heuristics = 0, products = 0, cut_products = 0, uneven_products = 0;
+  long descs, preferences;  // that exist
+  long heuristics, products, cut_products, uneven_products;
 };
 FakeCublasLtCounts fake_cublaslt_counts();
 }
