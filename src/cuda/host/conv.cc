@@ -15,7 +15,6 @@ namespace kda::cuda {
 namespace {
 
 constexpr int32_t kBlockWarps = 4;
-constexpr int64_t kManyBytes = int64_t{128} << 20;  // of a call; measured at 75, 201 and 604 MB
 
 bool rows_are_vectors(const kda_tensor& x, int64_t channels) {
   const bool batched = x.rank > 2;
@@ -23,28 +22,12 @@ bool rows_are_vectors(const kda_tensor& x, int64_t channels) {
          groups_of_four(x.data, x.dtype, {x.strides[batched ? 1 : 0], batched ? x.strides[0] : 0});
 }
 
-// Rows of a tile; `columns`: blocks side by side. Short tiles that the hardware hands out end together, which is what
-// counts in a short call (T = 8192, 4608 channels: 41.9 us with 24 rows, 43.6 in one wave).
-constexpr int64_t kLeast = 16;
-int32_t few_tile_rows(int64_t rows, int64_t columns, int64_t wave) {
-  constexpr int64_t kShort = 24;
-  return static_cast<int32_t>(std::clamp(rows * columns / wave, kLeast, kShort));
-}
-// In a long one they fill whole waves of those that run at once: a tile begins with a wait of about twenty rows'
-// time, and one of many rows ends late.
-int32_t many_tile_rows(int64_t rows, int64_t sequences, int64_t columns, int64_t wave) {
-  constexpr int64_t kMost = 256, kBegin = 20;
-  int64_t best = kMost, least = INT64_MAX;
-  for (int64_t waves = 1; waves <= 64; ++waves) {
-    const int64_t tiles = waves * wave / columns - (sequences - 1);  // that the rows are cut into
-    if (tiles < 1) continue;
-    const int64_t tile = std::max<int64_t>(kLeast, ceil_div(rows, tiles));
-    if (tile > kMost) continue;
-    const int64_t time = waves * (tile + kBegin);
-    if (time < least) least = time, best = tile;
-    if (tile == kLeast) break;
-  }
-  return static_cast<int32_t>(best);
+// Rows of a tile; `columns`: blocks side by side. A tile begins with a wait of about twenty rows' time, but many
+// short ones end together and read neighbouring memory: 24 rows beat whole waves of long tiles (conv.md). Calls of
+// few rows are cut finer, so that all multiprocessors have some.
+int32_t tile_rows(int64_t rows, int64_t columns, int64_t wave) {
+  constexpr int64_t kLeast = 16, kMost = 24;
+  return static_cast<int32_t>(std::clamp(rows * columns / wave, kLeast, kMost));
 }
 
 class ConvKernel final : public Kernel<Conv> {
@@ -57,10 +40,10 @@ class ConvKernel final : public Kernel<Conv> {
 
   Status prepare() {
     const Dtype io = to_dtype(desc_.io_dtype);
-    for (int i = 0; i < 2; ++i) vectors_[i] = conv_prefill_kernel_info(io, true, i != 0);
-    scalars_ = conv_prefill_kernel_info(io, false, false);
+    vectors_ = conv_prefill_kernel_info(io, true);
+    scalars_ = conv_prefill_kernel_info(io, false);
     step_ = conv_step_kernel_info();
-    for (const KernelInfo* k : {&vectors_[0], &vectors_[1], &scalars_, &step_}) {
+    for (const KernelInfo* k : {&vectors_, &scalars_, &step_}) {
       KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name));
     }
     return {};
@@ -81,27 +64,18 @@ class ConvKernel final : public Kernel<Conv> {
       return launch(step_, shape, p, stream);
     }
     const int64_t rows = p.sequences.tokens * (p.sequences.batched ? p.sequences.count : 1);
-    const bool many = bytes(rows) > kManyBytes;
-    const KernelInfo& kernel = can_use_vectors(args) ? vectors_[many] : scalars_;
+    const KernelInfo& kernel = can_use_vectors(args) ? vectors_ : scalars_;
     for (int i = 0; i < p.parts; ++i) {
       p.part[i].groups = static_cast<int32_t>(ceil_div(p.part[i].channels, 32 * int64_t{kernel.warp_rows}));
       p.groups += p.part[i].groups;
     }
     shape.x = ceil_div(p.groups, kBlockWarps);
-    const int64_t wave = int64_t{kernel.blocks} * multiprocessors_;
-    p.tile_rows = many ? many_tile_rows(rows, p.sequences.count, shape.x, wave) : few_tile_rows(rows, shape.x, wave);
+    p.tile_rows = tile_rows(rows, shape.x, int64_t{kernel.blocks} * multiprocessors_);
     shape.rest = std::max<int64_t>(1, ceil_div(rows, p.tile_rows)) + p.sequences.count - 1;
     return launch(kernel, shape, p, stream);
   }
 
  private:
-  // Read and written.
-  int64_t bytes(int64_t rows) const {
-    int64_t channels = 0;
-    for (int i = 0; i < desc_.parts; ++i) channels += desc_.channels[i];
-    return 2 * rows * channels * static_cast<int64_t>(dtype_size(desc_.io_dtype));
-  }
-
   void fill(const kda_conv_args& args, ConvParams& p) const {
     p.parts = desc_.parts;
     p.width = desc_.width;
@@ -155,7 +129,7 @@ class ConvKernel final : public Kernel<Conv> {
   kda_conv_desc desc_;
   int32_t device_, multiprocessors_;
   bool final_window_;
-  KernelInfo vectors_[2], scalars_, step_;  // [of many bytes]
+  KernelInfo vectors_, scalars_, step_;
 };
 
 }  // namespace

@@ -18,16 +18,14 @@
 
 namespace kda::cuda {
 
-// kMany: for calls of many bytes, where hints to leave the caches first and a fifth block cost 4 %.
-template <class Io_, bool kVectors_, bool kMany_ = false>
+template <class Io_, bool kVectors_>
 struct ConvConfig {
   using Io = Io_;
   static constexpr bool kVectors = kVectors_;
-  static constexpr bool kStream = !kMany_;
   static constexpr int kChannels = kVectors ? 4 : 1;  // of a lane
   static constexpr int kWidth = kVectors ? 4 : kMostConvWidth;
-  static constexpr int kRows = kVectors && sizeof(Io) == 2 ? 8 : 4;               // on their way
-  static constexpr int kBlocks = kVectors && sizeof(Io) == 2 && !kMany_ ? 5 : 4;  // of one multiprocessor, at least
+  static constexpr int kRows = kVectors && sizeof(Io) == 2 ? 8 : 4;    // on their way
+  static constexpr int kBlocks = kVectors && sizeof(Io) == 2 ? 5 : 4;  // of one multiprocessor, at least
   using Vector = std::conditional_t<sizeof(Io) == 4, uint4, uint2>;
 };
 
@@ -38,8 +36,7 @@ struct ConvVector {
   Io element[C::kChannels];
   __device__ __forceinline__ void load(const Io* p) {
     if constexpr (C::kVectors) {
-      const auto* from = reinterpret_cast<const typename C::Vector*>(p);
-      const auto bits = C::kStream ? __ldcs(from) : *from;
+      const auto bits = *reinterpret_cast<const typename C::Vector*>(p);
       memcpy(element, &bits, sizeof(bits));
     } else {
       element[0] = *p;
@@ -49,9 +46,7 @@ struct ConvVector {
     if constexpr (C::kVectors) {
       typename C::Vector bits;
       memcpy(&bits, element, sizeof(bits));
-      auto* to = reinterpret_cast<typename C::Vector*>(p);
-      if constexpr (C::kStream) __stcs(to, bits);
-      else *to = bits;
+      *reinterpret_cast<typename C::Vector*>(p) = bits;
     } else {
       *p = element[0];
     }

@@ -33,17 +33,16 @@ KernelInfo prefill_info() {
 }
 
 template <class Io>
-KernelInfo prefill_info(bool vectors, bool many) {
-  if (!vectors) return prefill_info<ConvConfig<Io, false>>();
-  return many ? prefill_info<ConvConfig<Io, true, true>>() : prefill_info<ConvConfig<Io, true>>();
+KernelInfo prefill_info(bool vectors) {
+  return vectors ? prefill_info<ConvConfig<Io, true>>() : prefill_info<ConvConfig<Io, false>>();
 }
 
 }  // namespace
 
-KernelInfo conv_prefill_kernel_info(Dtype io, bool vectors, bool many) {
-  if (io == Dtype::kBf16) return prefill_info<__nv_bfloat16>(vectors, many);
-  if (io == Dtype::kFp16) return prefill_info<__half>(vectors, many);
-  return prefill_info<float>(vectors, many);
+KernelInfo conv_prefill_kernel_info(Dtype io, bool vectors) {
+  if (io == Dtype::kBf16) return prefill_info<__nv_bfloat16>(vectors);
+  if (io == Dtype::kFp16) return prefill_info<__half>(vectors);
+  return prefill_info<float>(vectors);
 }
 KernelInfo conv_step_kernel_info() {
   return {reinterpret_cast<const void*>(conv_step_kernel), "conv_step_kernel", 128, 1};
