@@ -14,7 +14,7 @@ namespace kda::cuda {
 namespace {
 
 constexpr int32_t kMaskedChunk = 8;                // tokens at a time of rows of any length
-constexpr int64_t kFewWarps = 8;                   // a multiprocessor
+constexpr int64_t kFewHeads = 33;                  // of all rows, states of 4 bytes: measured at 12 and 32
 constexpr int64_t kManyBytes = 200 * 1000 * 1000;  // of states: several times the L2 (measured, decode.md)
 
 class DecodeKernel final : public Kernel<Decode> {
@@ -91,7 +91,7 @@ class DecodeKernel final : public Kernel<Decode> {
   Status run_lean(Params& params, LeanParams& call, void* stream) const {
     const int64_t heads = int64_t{call.sequences} * desc_.attention.num_value_heads;
     const auto element = static_cast<int64_t>(dtype_size(desc_.attention.state_dtype));
-    const bool few = heads * 128 / lean_.warp_rows <= kFewWarps * multiprocessors_;
+    const bool few = heads <= kFewHeads;
     const KernelInfo& kernel = few ? lean_of_few_ : heads * 128 * 128 * element > kManyBytes ? lean_of_many_ : lean_;
     LaunchShape shape;
     shape.x = desc_.attention.num_value_heads * (128 / (kernel.warp_rows * kernel.threads / 32));

@@ -10,8 +10,8 @@ enum class Flow : int32_t { kColumns, kRecords, kCommit };
 
 KernelInfo decode_kernel_info(Dtype pool, Shape shape, Flow flow);
 
-// The common calls (lean.cuh, lean_records.cuh): one token a row, the same where all states are in flight at once,
-// and where they fill the L2 many times over; several tokens a row; records.
+// The common calls (lean.cuh, lean_records.cuh): one token a row, the same for few heads, and where the states fill
+// the L2 many times over; several tokens a row; records.
 enum class LeanCall : int32_t { kToken, kTokenOfFew, kTokenOfMany, kWindow, kRecords };
 
 KernelInfo lean_kernel_info(Dtype pool, LeanCall call);

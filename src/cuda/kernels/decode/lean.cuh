@@ -2,9 +2,9 @@
 //
 // Equations  E-1, E-4, E-5, E-7 per token in lean_token.cuh and recurrence/tile.cuh: the bits of heads.cuh.
 // Grid       x = slices of the value heads of a sequence, so that neighbours read neighbouring states; y, z =
-// sequence. Block      one warp, in the shortest calls four, each with 2 * kSlots state rows of a head. It prepares
-// its tokens itself:
-//            what several warps of a head do twice costs less than telling one another.
+// sequence. Block      one warp, in the shortest calls eight, each with 2 * kSlots state rows of a head. It prepares
+// its tokens
+//            itself: what several warps of a head do twice costs less than telling one another.
 // Waiting    none in a block. The grid before: the index values are read and the state is asked for in the L2 while
 // it
 //            runs; after its end the values are read again beside everything else (recurrence/early.cuh has the why).
@@ -19,19 +19,20 @@
 
 namespace kda::cuda {
 
-// kMany: rows of several tokens. kStream: states are marked to leave the L2 first. kWarps: of a block; one, but where
-// all states are asked for at once: there fewer blocks start, and the next grid's only when the loads are out.
+// kMany: rows of several tokens. kStream: states are marked to leave the L2 first. kWarps: of a block; one, but in
+// the shortest calls, where fewer blocks start, each warp has half the rows, and the next grid's blocks start only
+// when the loads are out.
 template <class Pool_, bool kMany_, bool kStream_, int kWarps_ = 1>
 struct LeanConfig {
   using Pool = Pool_;
   static constexpr bool kMany = kMany_;
   static constexpr int kWarps = kWarps_;
-  static constexpr bool kLate = kWarps > 1;
-  static constexpr int kSlots = sizeof(Pool) == 4 ? 4 : 8;  // as many bytes of a state in a lane
+  static constexpr bool kFew = kWarps > 1;
+  static constexpr int kSlots = (sizeof(Pool) == 4 ? 4 : 8) / (kFew ? 2 : 1);  // as many bytes of a state in a lane
   using Tile = StateTile<Pool, Shape::kExact128, kSlots, kStream_>;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kBlocks =
-      (kSlots == 4 && !kMany ? 24 : 16) / kWarps;  // resident on one multiprocessor, at least
+  // Resident on one multiprocessor, at least.
+  static constexpr int kBlocks = kFew ? 3 : kSlots == 4 && !kMany ? 24 : 16;
   static constexpr int kSlices = 128 / Tile::kRows;
 };
 
@@ -39,7 +40,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_lean_kernel(const __grid_constant__ LeanParams p) {
   using Tile = typename C::Tile;
   touch_parameters(p);
-  if (!C::kLate) ptx::launch_dependents();
+  if (!C::kFew) ptx::launch_dependents();
   const uint32_t slice = blockIdx.x * C::kWarps + threadIdx.x / 32;
   const auto head = static_cast<int32_t>(slice / C::kSlices);
   const int32_t query_head = head >> p.query_shift;
@@ -77,12 +78,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) decode_lean_kernel(co
       token.gather_head(p.gate_rule, head);
       Tile::load(raw, state, first);
     }
+    if (C::kFew) ptx::launch_dependents();
     if (!early || !__any_sync(kFullMask, now.value != index.value)) break;
     early = false;
     index = now;
     row = LeanRow(p, index, n);
   }
-  if (C::kLate) ptx::launch_dependents();
   if (!row.looked_at) return;
   if (!row.active) return lean_zero(p, row, head, first, Tile::kRows, lane_id());
   if (row.length == 0) return;  // it keeps its bits (P-11)

@@ -23,7 +23,7 @@ KernelInfo lean_kernel_of(LeanCall call) {
   switch (call) {
     case LeanCall::kToken: return lean_columns_kernel<LeanConfig<Pool, false, true>>();
     case LeanCall::kTokenOfFew:
-      if constexpr (sizeof(Pool) == 4) return lean_columns_kernel<LeanConfig<Pool, false, true, 4>>();
+      if constexpr (sizeof(Pool) == 4) return lean_columns_kernel<LeanConfig<Pool, false, true, 8>>();
       else return lean_columns_kernel<LeanConfig<Pool, false, true>>();
     case LeanCall::kTokenOfMany: return lean_columns_kernel<LeanConfig<Pool, false, false>>();
     case LeanCall::kWindow: return lean_columns_kernel<LeanConfig<Pool, true, true>>();
