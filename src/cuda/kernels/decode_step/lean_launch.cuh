@@ -27,8 +27,8 @@ KernelInfo lean_step_info(int32_t slices) {
     if (slices == -1) return ring_info<RingConfig<Pool, Io, 1>>();
   }
   if (slices < 0) return ring_info<RingConfig<Pool, Io, 2>>();
-  if (slices == 2) return slices_info<SliceConfig<Pool, Io, 4>>();
-  return slices_info<SliceConfig<Pool, Io, 2>>();
+  if (slices == 2) return slices_info<SliceConfig<Pool, Io, 2>>();
+  return slices_info<SliceConfig<Pool, Io, 1>>();
 }
 
 template <class Pool>

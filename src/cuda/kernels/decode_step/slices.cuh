@@ -1,8 +1,8 @@
 // decode_step's common call where heads are few: what counts is the chain from launch to the last store, not bytes.
 //
 // Grid       x = (head, slice of its value rows), a cluster a head; y, z = sequence.
-// Block      eight warps prepare the token, a part each (0..2 q, k, v; 3 beta and z; 4..7 a quarter of the decays),
-//            and hold the slice's state rows in registers from the first load to the last store.
+// Block      sixteen warps hold the slice's state rows in registers from the first load to the last store. Eight of
+//            them prepare the token, a part each (0..2 q, k, v; 3 beta and z; 4..7 a quarter of the decays).
 // Waiting    the row is found while the grid before runs and its state asked of the L2 (as recurrence/early.cuh; here
 //            in registers). One block barrier before the token, one after; slices send each other their sum of
 //            squares.
@@ -22,9 +22,10 @@ struct SliceConfig {
   using Pool = Pool_;
   using Io = Io_;
   using Tile = StateTile<Pool, Shape::kExact128, kSlots_>;
-  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
+  static constexpr int kWarps = 16, kThreads = 32 * kWarps;
+  static constexpr int kParts = 8;  // of a token
   static constexpr int kRows = kWarps * Tile::kRows, kSlices = 128 / kRows, kLanes = kRows / 4;
-  static constexpr int kBlocks = kSlots_ == 4 ? 3 : 4;
+  static constexpr int kBlocks = 2;
   struct alignas(16) Shared {
     float k[128], q[128], decay[128], v[kRows], z[kRows], o[kRows];
     float sums[kSlices];  // of squares, from each slice
@@ -68,7 +69,7 @@ struct SliceBlock {
                             (lane - 16) / 2 * 2 * c.window.column_stride);
     } else if (part == 3) {
       if (lane == 0 && !row.is(StepRow::kFresh)) ptx::prefetch_block_to_l2(state(), C::kRows * 128 * sizeof(Pool));
-    } else if (lane == 0 && p.gate_rule.dt_bias != nullptr) {
+    } else if (part < C::kParts && lane == 0 && p.gate_rule.dt_bias != nullptr) {
       ptx::prefetch_to_l2(p.gate_rule.dt_bias + head * 128 + (part - 4) * 32);
     }
   }
@@ -100,7 +101,7 @@ struct SliceBlock {
       if (has_lane(part))
         in.entry[0] = *reinterpret_cast<const uint2*>(
             static_cast<const char*>(p.z.data) + 2 * (p.z.offset(row.batch, row.begin, head) + lane_channel(part)));
-    } else {
+    } else if (part < C::kParts) {
       const int c = (part - 4) * 32 + lane_id();
       in.entry[0].x = load_bits(p.gate.data, p.gate.offset(row.batch, row.begin, head) + c, p.gate.dtype);
       in.taps[0].x = p.gate_rule.dt_bias != nullptr ? p.gate_rule.dt_bias[head * 128 + c] : 0.0f;
@@ -111,6 +112,7 @@ struct SliceBlock {
   __device__ __forceinline__ void prepare() const {
     const int part = warp_id();
     float y[4];
+    if (part >= C::kParts) return;
     if (part >= 4) {
       DecayQuarter<128, true> decay;
       decay.raw[0] = in.entry[0].x, decay.bias[0] = in.taps[0].x, decay.A_log = in.taps[0].y;
