@@ -51,7 +51,9 @@ Status run_variant(const CopyTable& table, const CopyCall& call, const Context& 
   p.lanes = table.pool_bytes / p.lane;
   const DeviceGuard guard(context.device.index);
   KDA_RETURN_IF_ERROR(guard.status());
-  return launch(k.kernels[kWide][kScatter], {ceil_div(p.lanes, kCopySlice), call.n}, p, stream);
+  LaunchShape shape{ceil_div(p.lanes, kCopySlice), call.n};
+  shape.shared_bytes = kCopyIdleShared;
+  return launch(k.kernels[kWide][kScatter], shape, p, stream);
 }
 
 class CudaCopyBackend final : public CopyBackend {
@@ -86,7 +88,7 @@ class CudaCopyBackend final : public CopyBackend {
         KernelInfo& kernel = k->kernels[wide][scatter];
         kernel =
             state_copy_kernel_info(scatter ? CopyDirectionTag::kScatter : CopyDirectionTag::kGather, k->cast, wide);
-        KDA_RETURN_IF_ERROR(prepare_kernel(kernel.function, kernel.name));
+        KDA_RETURN_IF_ERROR(prepare_kernel(kernel.function, kernel.name, kCopyIdleShared));
       }
     }
     // The packed side of a cast holds floats; plain copies take any address.

@@ -27,6 +27,9 @@ struct StateCopyParams {
 KernelInfo state_copy_kernel_info(CopyDirectionTag direction, CopyCast cast, bool wide_index);
 constexpr int32_t kCopyThreads = 256;
 constexpr int32_t kCopyLanes = 4;  // of one thread, all in flight at once
+// Dynamic shared memory that no block touches: it keeps five blocks on a multiprocessor instead of eight. Memory
+// likes few accesses in flight (state_copy.md).
+constexpr int32_t kCopyIdleShared = 44 * 1024;
 // Lanes that one block moves.
 constexpr int64_t kCopySlice = int64_t{kCopyThreads} * kCopyLanes;
 constexpr int32_t kCopyCastLane = 8;  // pool bytes of the widest lane with a cast: 16 bytes on the packed side
