@@ -58,19 +58,24 @@ __device__ __forceinline__ void copy_stream(const ConvChannels& c, const ConvRow
   }
 }
 
-// The window of a channel after the row's tokens (W-2, W-3, W-4). `kept` rows of no tokens keep their bits (P-11).
+// What of a channel's stream the window after the row's tokens takes (W-2, W-3, W-4): stream[from + i] becomes column
+// to + i, i < count. Rows of no tokens that are kept have nothing to store: their bits stay (P-11).
+struct WindowMove {
+  int64_t from = 0, to = 0, count = 0;
+};
+__device__ __forceinline__ WindowMove window_move(const ConvRow& row, const ConvRule& rule, int32_t width) {
+  const int64_t length = row.span.length, history = width - 1;
+  if (row.write_slot < 0) return {};
+  if (rule.mode == ConvMode::kRecords) return {history, history, length};
+  if (length == 0 && !row.fresh && rule.mode == ConvMode::kColumns) return {};
+  if (rule.mode == ConvMode::kPrefill || rule.final_window || length == 0) return {length, 0, history};
+  return {1, 0, history - 1 + length};
+}
+
 __device__ __forceinline__ void store_window(const ConvChannels& c, const ConvRow& row, const ConvRule& rule,
                                              Dtype io, int32_t width, int64_t channel) {
-  if (row.write_slot < 0) return;
-  const int64_t length = row.span.length;
-  if (rule.mode == ConvMode::kRecords) {
-    return copy_stream(c, row, rule, io, width, channel, width - 1, row.write_slot, width - 1, length);
-  }
-  if (length == 0 && !row.fresh && rule.mode == ConvMode::kColumns) return;
-  if (rule.mode == ConvMode::kPrefill || rule.final_window || length == 0) {
-    return copy_stream(c, row, rule, io, width, channel, length, row.write_slot, 0, width - 1);
-  }
-  copy_stream(c, row, rule, io, width, channel, 1, row.write_slot, 0, width - 2 + length);
+  const WindowMove move = window_move(row, rule, width);
+  copy_stream(c, row, rule, io, width, channel, move.from, row.write_slot, move.to, move.count);
 }
 
 // Records mode with fold: columns [offset, offset + W-1) of the window become its first (W-4).
