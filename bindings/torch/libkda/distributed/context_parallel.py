@@ -194,6 +194,7 @@ class _Core:
     first: _Tensor | None  # initial states fp32 of the sequences that need them, by sequence
     prefixes: list[_Tensor]  # per split piece: maps of what lies before each of its segments
     stages: _Tensor | None = None  # the split pieces' preparation, made once for maps and outputs
+    rows: _Tensor | None = None  # where the start states of the split pieces' segments lie among themselves; -1: inactive
 
 
 class ContextParallel:
@@ -336,15 +337,17 @@ class ContextParallel:
     ) -> _Core:  # fmt: skip
         """Finds what this rank's pieces do to the states and sends it; whole sequences are done where nobody waits for them."""
         heads, values, keys = v.shape[-2], v.shape[-1], k.shape[-1]
-        null = options.get("null_slot", -1)
-        live = _live(slots, state.shape[0], null)
-        first = None
+        out = v.new_empty(v.shape)
+        core = _Core(None, (q, k, v, gate, beta), out, None, [])
+        # The longest part first: while the device is at it, the host makes ready what follows the exchange.
+        maps = self._summaries(core, layout, options)
+        live = _live(slots, state.shape[0], options.get("null_slot", -1))
         if any(layout.shards.is_split(n) or not length for n, length in enumerate(layout.shards.lengths)):
             at = slots.clamp(0, max(0, state.shape[0] - 1)).long()
-            first = torch.where((live & flags)[:, None, None, None], state[at].float(), 0)
-        out = v.new_empty(v.shape)
-        core = _Core(None, (q, k, v, gate, beta), out, first, [])
-        maps = self._summaries(core, layout, options)
+            core.first = torch.where((live & flags)[:, None, None, None], state[at].float(), 0)
+        if layout.split:
+            mine = live.index_select(0, layout.cut(heads)[2])
+            core.rows = torch.where(mine, torch.arange(mine.shape[0], device=mine.device), -1)
         finals = None
         if layout.whole and layout.replicate:
             finals = v.new_zeros(len(layout.whole), heads, values, keys, dtype=torch.float32)
@@ -384,7 +387,7 @@ class ContextParallel:
             elif not pieces and n in layout.stored:
                 finals[n] = core.first[n]
         if layout.split:
-            self._run_split(core, starts, layout, slots, state.shape[0], options)
+            self._run_split(core, starts, layout, options)
         if layout.stored:
             packed = torch.stack([finals[n] for n in layout.stored]).to(state.dtype)
             targets = slots.index_select(0, layout.stored_sequences)
@@ -424,11 +427,9 @@ class ContextParallel:
             has_initial_state=flags.index_select(0, own), **layout.whole_rows, **options,
         )  # fmt: skip
 
-    def _run_split(
-        self, core: _Core, starts: dict[int, _Tensor], layout: Layout, slots: _Tensor, pool: int, options: Any
-    ) -> None:
+    def _run_split(self, core: _Core, starts: dict[int, _Tensor], layout: Layout, options: Any) -> None:
         heads = core.tokens[2].shape[-2]
-        cuts, rows, sequences = layout.cut(heads)
+        cuts, rows, _ = layout.cut(heads)
         states = []
         for segments, prefixes in zip(cuts, core.prefixes, strict=True):
             start, count = starts[segments[0].sequence], len(segments)
@@ -439,11 +440,9 @@ class ContextParallel:
             spread = start.expand(count, *start.shape).reshape(count * heads, *start.shape[1:])
             _, after = ops.segment_merge(prefixes.flatten(0, 1)[None], initial_state=spread)
             states.append(after.view(count, *start.shape))
-        live = _live(slots, pool, options.get("null_slot", -1)).index_select(0, sequences)
-        at = torch.where(live, torch.arange(live.shape[0], device=live.device), -1)
         options = {name: value for name, value in options.items() if name != "null_slot"}
         ops.prefill(
-            *core.tokens, out=core.out, state=torch.cat(states), slots=at, store_final=False, stages=core.stages,
+            *core.tokens, out=core.out, state=torch.cat(states), slots=core.rows, store_final=False, stages=core.stages,
             **rows, **options,
         )  # fmt: skip
 
