@@ -156,7 +156,7 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
   const unsigned blocks = static_cast<unsigned>(n * problem.heads * kMergeParts);
   for (unsigned block = 0; block < blocks; ++block)
     emulation::run_cluster(
-        1, kMergeThreads, block, blocks, [&] { merge_segments_kernel(p); }, [] { return s_memory; });
+        1, kda::cuda::kMapThreads, block, blocks, [&] { merge_segments_kernel(p); }, [] { return s_memory; });
   p.pass = Pass::kSegments;
   launch_kernel(problem, p, clusters, diagonal);
   return result;

@@ -46,9 +46,13 @@ class MergeKernel final : public Kernel<SegmentMerge> {
   MergeKernel(const kda_segment_merge_desc& desc, const Context& context)
       : desc_(desc),
         device_(context.device.index),
-        kernel_(merge_summaries_kernel_info(desc.key_dim <= 128 ? Shape::kMasked128 : Shape::kMasked256)) {}
+        kernel_(merge_summaries_kernel_info(desc.key_dim <= 128 ? Shape::kMasked128 : Shape::kMasked256)),
+        maps_(merge_maps_kernel_info()) {}
 
-  Status prepare() const { return prepare_kernel(kernel_.function, kernel_.name); }
+  Status prepare() const {
+    if (desc_.key_dim == kMapDim) KDA_RETURN_IF_ERROR(prepare_kernel(maps_.function, maps_.name, maps_.block_bytes));
+    return prepare_kernel(kernel_.function, kernel_.name);
+  }
 
   Status run(const kda_segment_merge_args& args, const WorkspaceGrant&, void* stream) const override {
     MergeParams p;
@@ -65,16 +69,27 @@ class MergeKernel final : public Kernel<SegmentMerge> {
     p.start_stride = stride_of(args.start_states);
     p.final = static_cast<float*>(args.final_state.data);
     LaunchShape shape;
-    shape.x = desc_.num_value_heads * ((desc_.value_dim + kMergeRows - 1) / kMergeRows);
     const DeviceGuard guard(device_);
     KDA_RETURN_IF_ERROR(guard.status());
+    if (can_copy_maps(p)) {
+      shape.x = desc_.num_value_heads * (desc_.value_dim / kMapRows);
+      shape.shared_bytes = maps_.block_bytes;
+      return launch(maps_, shape, p, stream);
+    }
+    shape.x = desc_.num_value_heads * ((desc_.value_dim + kMergeRows - 1) / kMergeRows);
     return launch(kernel_, shape, p, stream);
   }
 
  private:
+  static bool can_copy_maps(const MergeParams& p) {
+    const auto aligned = [](const void* x, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(x) % bytes == 0; };
+    return p.keys == kMapDim && p.values % kMapRows == 0 && aligned(p.summaries, 16) && p.summary_stride % 4 == 0 &&
+           aligned(p.initial, 8) && aligned(p.final, 8) && aligned(p.starts, 8) && p.start_stride % 2 == 0;
+  }
+
   kda_segment_merge_desc desc_;
   int32_t device_;
-  KernelInfo kernel_;
+  KernelInfo kernel_, maps_;
 };
 
 // A prepared kernel of either operator.

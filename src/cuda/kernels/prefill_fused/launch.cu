@@ -31,7 +31,7 @@ Kernel find_kernel(Gate gate, Real gate_type, float lower_bound) {
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound) {
   // Setting a kernel's attributes loads it: a run that cuts sequences launches both.
   cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(merge_segments_kernel),
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, MergeShared::kBytes);
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, MapShared::kBytes);
   if (error != cudaSuccess) return error;
   error = cudaFuncSetAttribute(reinterpret_cast<const void*>(find_kernel(gate, gate_type, lower_bound)),
                                cudaFuncAttributeMaxDynamicSharedMemorySize, Shared::kBytes);
@@ -101,7 +101,7 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
   if (error != cudaSuccess) return error;
   error =
       launch_kernel(merge_segments_kernel,
-                    {units * kMergeParts, kMergeThreads, MergeShared::kBytes, pass.stages != nullptr}, pass, stream);
+                    {units * kMergeParts, kMapThreads, MapShared::kBytes, pass.stages != nullptr}, pass, stream);
   if (error != cudaSuccess) return error;
   pass.pass = Pass::kSegments;
   return launch_pass(pass, gate, gate_type, units * params.segments, sm_count, stream);

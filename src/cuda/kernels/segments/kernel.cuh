@@ -10,6 +10,10 @@
 // Precision  fp32 throughout, decays in two terms (S-7).
 // Limits     K, V <= 256. Serial in the tokens.
 //
+// merge_maps_kernel       K = 128, whole 16 value rows, maps at multiples of 16 bytes (map_ring.cuh)
+// Grid       x = (value head, 16 of its value rows), which never meet.
+// The rest as below, and the same bits.
+//
 // merge_summaries_kernel
 // Equations  S-4 in token order: St := St M_p + B_p; an absent segment is the identity and is not read.
 // Grid       x = (value head, kMergeRows of its value rows), which never meet.
@@ -19,7 +23,9 @@
 #pragma once
 
 #include "cuda/kernels/prefill_portable/kernel.cuh"
+#include "cuda/kernels/segments/map_ring.cuh"
 #include "cuda/kernels/segments/params.h"
+#include "cuda/ptx/signal.h"
 
 namespace kda::cuda {
 
@@ -137,6 +143,43 @@ __global__ void __launch_bounds__(kColumns) merge_summaries_kernel(const __grid_
     }
   }
   if (p.final != nullptr) store(p.final, row);
+}
+
+inline __global__ void __launch_bounds__(kMapThreads) merge_maps_kernel(const __grid_constant__ MergeParams p) {
+  extern __shared__ __align__(16) unsigned char s_dynamic[];
+  MapRing ring(ptx::shared_address(s_dynamic));
+  ring.init();
+  __syncthreads();
+  wait_for_previous_grid();
+  const int parts = p.values / kMapRows;
+  const int64_t head = static_cast<int>(blockIdx.x) / parts, part = static_cast<int>(blockIdx.x) % parts;
+  const int64_t in_rows = (part * kMapRows + ring.row) * kMapDim + ring.column;
+  const int64_t state_at = head * p.values * kMapDim + in_rows;
+  const float* maps = p.summaries + head * (p.values + kMapDim) * kMapDim;
+  const auto is_present = [&](int64_t segment) {
+    return p.present == nullptr || p.present[segment * p.present_stride] != 0;
+  };
+  int64_t next = 0;  // segment that is fetched next, and its number among those that are present
+  uint32_t fetched = 0;
+  const auto fetch = [&] {
+    while (next < p.segments && !is_present(next)) ++next;
+    if (next < p.segments) ring.fetch(fetched++, maps + next++ * p.summary_stride + p.values * kMapDim);
+  };
+  if (threadIdx.x == 0) {
+    ptx::fence_async_proxy_global();  // the maps were stored by ordinary stores
+    for (uint32_t i = 0; i < MapShared::kRing; ++i) fetch();
+  }
+  MapTile tile = {};
+  if (p.initial != nullptr) tile = load_tile(p.initial + state_at);
+  for (int64_t segment = 0; segment < p.segments; ++segment) {
+    if (p.starts != nullptr) store_tile(tile, p.starts + segment * p.start_stride + state_at);
+    if (!is_present(segment)) continue;
+    MapTile sum = load_tile(maps + segment * p.summary_stride + in_rows);
+    ring.merge(sum, tile);
+    if (threadIdx.x == 0) fetch();
+    tile = sum;
+  }
+  if (p.final != nullptr) store_tile(tile, p.final + state_at);
 }
 
 }  // namespace kda::cuda

@@ -22,4 +22,10 @@ KernelInfo merge_summaries_kernel_info(Shape shape) {
   return info;
 }
 
+KernelInfo merge_maps_kernel_info() {
+  KernelInfo info{reinterpret_cast<const void*>(merge_maps_kernel), "merge_maps_kernel", kMapThreads};
+  info.block_bytes = MapShared::kBytes;
+  return info;
+}
+
 }  // namespace kda::cuda

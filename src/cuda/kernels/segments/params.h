@@ -34,8 +34,11 @@ struct MergeParams {
 };
 
 constexpr int32_t kMergeRows = 8;  // value rows of a block
+// The kernel of merges whose maps come by bulk copies: K, and value rows of a block.
+constexpr int32_t kMapDim = 128, kMapRows = 16;
 
 KernelInfo summarize_segment_kernel_info(Shape shape);
 KernelInfo merge_summaries_kernel_info(Shape shape);
+KernelInfo merge_maps_kernel_info();  // K = 128, V a multiple of 16; rows and maps at multiples of 16 bytes
 
 }  // namespace kda::cuda
