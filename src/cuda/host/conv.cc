@@ -42,8 +42,9 @@ class ConvKernel final : public Kernel<Conv> {
     const Dtype io = to_dtype(desc_.io_dtype);
     vectors_ = conv_prefill_kernel_info(io, true);
     scalars_ = conv_prefill_kernel_info(io, false);
-    step_ = conv_step_kernel_info();
-    for (const KernelInfo* k : {&vectors_, &scalars_, &step_}) {
+    step_vectors_ = conv_step_kernel_info(io, true);
+    step_scalars_ = conv_step_kernel_info(io, false);
+    for (const KernelInfo* k : {&vectors_, &scalars_, &step_vectors_, &step_scalars_}) {
       KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name));
     }
     return {};
@@ -57,25 +58,39 @@ class ConvKernel final : public Kernel<Conv> {
     KDA_RETURN_IF_ERROR(guard.status());
     LaunchShape shape;
     if (desc_.mode != KDA_CONV_PREFILL) {
+      const KernelInfo& kernel = can_use_vectors(args) && windows_are_io(p) ? step_vectors_ : step_scalars_;
       int64_t channels = 0;
       for (int i = 0; i < p.parts; ++i) channels += p.part[i].channels;
-      shape.x = ceil_div(channels, step_.threads);
+      if (kernel.warp_rows == 1) shape.x = ceil_div(channels, kernel.threads);
+      else shape.x = count_groups(kernel, p);
       shape.rest = p.sequences.count;
-      return launch(step_, shape, p, stream);
+      return launch(kernel, shape, p, stream);
     }
     const int64_t rows = p.sequences.tokens * (p.sequences.batched ? p.sequences.count : 1);
     const KernelInfo& kernel = can_use_vectors(args) ? vectors_ : scalars_;
-    for (int i = 0; i < p.parts; ++i) {
-      p.part[i].groups = static_cast<int32_t>(ceil_div(p.part[i].channels, 32 * int64_t{kernel.warp_rows}));
-      p.groups += p.part[i].groups;
-    }
-    shape.x = ceil_div(p.groups, kBlockWarps);
+    shape.x = count_groups(kernel, p);
     p.tile_rows = tile_rows(rows, shape.x, int64_t{kernel.blocks} * multiprocessors_);
     shape.rest = std::max<int64_t>(1, ceil_div(rows, p.tile_rows)) + p.sequences.count - 1;
     return launch(kernel, shape, p, stream);
   }
 
  private:
+  // Groups of a warp's channels in all parts; returns blocks.
+  static int64_t count_groups(const KernelInfo& kernel, ConvParams& p) {
+    for (int i = 0; i < p.parts; ++i) {
+      p.part[i].groups = static_cast<int32_t>(ceil_div(p.part[i].channels, 32 * int64_t{kernel.warp_rows}));
+      p.groups += p.part[i].groups;
+    }
+    return ceil_div(p.groups, kBlockWarps);
+  }
+
+  static bool windows_are_io(const ConvParams& p) {
+    if (!p.has_pool) return true;
+    for (int i = 0; i < p.parts; ++i)
+      if (p.part[i].in.window.dtype != p.io) return false;
+    return true;
+  }
+
   void fill(const kda_conv_args& args, ConvParams& p) const {
     p.parts = desc_.parts;
     p.width = desc_.width;
@@ -129,7 +144,7 @@ class ConvKernel final : public Kernel<Conv> {
   kda_conv_desc desc_;
   int32_t device_, multiprocessors_;
   bool final_window_;
-  KernelInfo vectors_, scalars_, step_;
+  KernelInfo vectors_, scalars_, step_vectors_, step_scalars_;
 };
 
 }  // namespace

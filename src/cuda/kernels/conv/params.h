@@ -47,6 +47,7 @@ struct ConvParams {
 
 // Prefill. `vectors`: W = 4 and all rows are whole, aligned groups of four. A warp's channels: 32 * warp_rows.
 KernelInfo conv_prefill_kernel_info(Dtype io, bool vectors);
-KernelInfo conv_step_kernel_info();  // columns and records; one thread a channel
+// Columns and records; `vectors` as above, with windows of the io dtype.
+KernelInfo conv_step_kernel_info(Dtype io, bool vectors);
 
 }  // namespace kda::cuda
