@@ -260,54 +260,55 @@ TEST_P(ConvTest, F61_K02_WindowAtTheBoundary) {
 
 // W-3 over random verify steps: the window always shows the last accepted inputs.
 TEST_P(ConvTest, W03_W05_OffsetWindowsOverRandomSteps) {
-  const int64_t C = 66;
-  for (const int32_t W : {2, 3, 4, 8}) {
-    for (int64_t S : {0, 1, 3, 5}) {
-      for (const kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) {
-        const int64_t L = W - 1 + S;
-        std::vector<double> weights;
-        for (int32_t j = 0; j < W; ++j) weights.push_back(uniform(9, static_cast<uint64_t>(j)));
-        ConvCall step(KDA_CONV_COLUMNS, {C}, backend());
-        step.desc.width = W;
-        step.desc.layout = layout;
-        step.desc.verify_width = static_cast<int32_t>(1 + S);
-        step.make_pool(3, L, KDA_BF16);
-        step.slots = Tensor::ints({1});
-        step.weight[0] = taps(weights, C);
-        std::vector<double> text(static_cast<size_t>(W - 1), 0);  // accepted inputs so far
-        for (int64_t c = 0; c < C; ++c) step.set_window(1, c, text);
-        int64_t accepted = 1;
-        double next = 1;
-        for (int round = 0; round < 25; ++round) {
-          const uint64_t r = splitmix64(static_cast<uint64_t>(round + 100 * S + 1000 * W));
-          const int64_t length = 1 + static_cast<int64_t>(r % static_cast<uint64_t>(1 + S));
-          std::vector<double> tokens, stream = text;
-          for (int64_t t = 0; t < length; ++t) tokens.push_back(next++);
-          next = std::fmod(next, 200);
-          stream.insert(stream.end(), tokens.begin(), tokens.end());
-          step.x[0] = inputs(tokens, C);
-          step.lengths = {length};
-          step.accepted = Tensor::ints({accepted});
-          step.make_outputs();
-          const Snapshot before(step.state[0]);
-          ASSERT_EQ(step.run(), KDA_OK) << step.message;
-          ASSERT_EQ(before.changes_outside(step.state[0], {1}), "");
-          for (int64_t t = 0; t < length; ++t) {
-            double sum = 0;
-            for (int32_t j = 0; j < W; ++j) {
-              sum += static_cast<double>(static_cast<float>(weights[static_cast<size_t>(j)])) *
-                     stream[stream.size() - static_cast<size_t>(length - t) - static_cast<size_t>(W - 1 - j)];
+  for (const int64_t C : {66, 64}) {  // one element behind groups of four; whole groups
+    for (const int32_t W : {2, 3, 4, 8}) {
+      for (int64_t S : {0, 1, 3, 5}) {
+        for (const kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) {
+          const int64_t L = W - 1 + S;
+          std::vector<double> weights;
+          for (int32_t j = 0; j < W; ++j) weights.push_back(uniform(9, static_cast<uint64_t>(j)));
+          ConvCall step(KDA_CONV_COLUMNS, {C}, backend());
+          step.desc.width = W;
+          step.desc.layout = layout;
+          step.desc.verify_width = static_cast<int32_t>(1 + S);
+          step.make_pool(3, L, KDA_BF16);
+          step.slots = Tensor::ints({1});
+          step.weight[0] = taps(weights, C);
+          std::vector<double> text(static_cast<size_t>(W - 1), 0);  // accepted inputs so far
+          for (int64_t c = 0; c < C; ++c) step.set_window(1, c, text);
+          int64_t accepted = 1;
+          double next = 1;
+          for (int round = 0; round < 25; ++round) {
+            const uint64_t r = splitmix64(static_cast<uint64_t>(round + 100 * S + 1000 * W));
+            const int64_t length = 1 + static_cast<int64_t>(r % static_cast<uint64_t>(1 + S));
+            std::vector<double> tokens, stream = text;
+            for (int64_t t = 0; t < length; ++t) tokens.push_back(next++);
+            next = std::fmod(next, 200);
+            stream.insert(stream.end(), tokens.begin(), tokens.end());
+            step.x[0] = inputs(tokens, C);
+            step.lengths = {length};
+            step.accepted = Tensor::ints({accepted});
+            step.make_outputs();
+            const Snapshot before(step.state[0]);
+            ASSERT_EQ(step.run(), KDA_OK) << step.message;
+            ASSERT_EQ(before.changes_outside(step.state[0], {1}), "");
+            for (int64_t t = 0; t < length; ++t) {
+              double sum = 0;
+              for (int32_t j = 0; j < W; ++j) {
+                sum += static_cast<double>(static_cast<float>(weights[static_cast<size_t>(j)])) *
+                       stream[stream.size() - static_cast<size_t>(length - t) - static_cast<size_t>(W - 1 - j)];
+              }
+              // One bf16 rounding, and fp32 sums that may fall on the other side of a tie.
+              ASSERT_NEAR(step.out[0].get({t, C - 1}), silu(sum), std::fabs(silu(sum)) * 0x1p-8 + 1e-5)
+                  << "W " << W << " S " << S << " round " << round;
             }
-            // One bf16 rounding, and fp32 sums that may fall on the other side of a tie.
-            ASSERT_NEAR(step.out[0].get({t, C - 1}), silu(sum), std::fabs(silu(sum)) * 0x1p-8 + 1e-5)
-                << "W " << W << " S " << S << " round " << round;
-          }
-          accepted = 1 + static_cast<int64_t>((r >> 20) % static_cast<uint64_t>(length));
-          text = stream;
-          text.resize(stream.size() - static_cast<size_t>(length - accepted));
-          // The next step will read new[a-1 .. a+W-3]: the last W-1 accepted inputs.
-          for (int32_t i = 0; i < W - 1; ++i) {
-            ASSERT_EQ(step.window(1, 5, accepted - 1 + i), text[text.size() - static_cast<size_t>(W - 1 - i)]);
+            accepted = 1 + static_cast<int64_t>((r >> 20) % static_cast<uint64_t>(length));
+            text = stream;
+            text.resize(stream.size() - static_cast<size_t>(length - accepted));
+            // The next step will read new[a-1 .. a+W-3]: the last W-1 accepted inputs.
+            for (int32_t i = 0; i < W - 1; ++i) {
+              ASSERT_EQ(step.window(1, 5, accepted - 1 + i), text[text.size() - static_cast<size_t>(W - 1 - i)]);
+            }
           }
         }
       }
@@ -317,48 +318,51 @@ TEST_P(ConvTest, W03_W05_OffsetWindowsOverRandomSteps) {
 
 // W-4: verify leaves the committed columns alone; commit moves by c, for every c, also folded into the next verify.
 TEST_P(ConvTest, W04_RecordedInputs) {
-  const int64_t C = 33, S = 3, L = 4 + S;
-  for (const kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) {
-    for (int64_t c = 0; c <= 1 + S; ++c) {
-      ConvCall verify(KDA_CONV_RECORDS, {C}, backend());
-      verify.desc.layout = layout;
-      verify.desc.verify_width = 1 + S;
-      verify.make_pool(3, L, KDA_BF16);
-      for (int64_t ch = 0; ch < C; ++ch) verify.set_window(2, ch, {1, 2, 3});
-      verify.weight[0] = taps({0.25, 0.5, 1, 2}, C);
-      verify.x[0] = inputs({4, 5, 6, 7}, C);
-      verify.lengths = {4};
-      verify.slots = Tensor::ints({2});
-      verify.make_outputs();
-      const Snapshot before(verify.state[0]);
-      ASSERT_EQ(verify.run(), KDA_OK) << verify.message;
-      EXPECT_EQ(before.changes_outside(verify.state[0], {2}), "");
-      expect_window(verify, 2, {1, 2, 3, 4, 5, 6, 7});
-      const double sums[] = {12.25, 16, 19.75, 23.5};
-      for (int64_t t = 0; t < 4; ++t) EXPECT_EQ(verify.out[0].get({t, 0}), round_to(KDA_BF16, silu(sums[t])));
+  const int64_t S = 3, L = 4 + S;
+  for (const int64_t C : {33, 32}) {
+    for (const kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) {
+      for (int64_t c = 0; c <= 1 + S; ++c) {
+        ConvCall verify(KDA_CONV_RECORDS, {C}, backend());
+        verify.desc.layout = layout;
+        verify.desc.verify_width = 1 + S;
+        verify.make_pool(3, L, KDA_BF16);
+        for (int64_t ch = 0; ch < C; ++ch) verify.set_window(2, ch, {1, 2, 3});
+        verify.weight[0] = taps({0.25, 0.5, 1, 2}, C);
+        verify.x[0] = inputs({4, 5, 6, 7}, C);
+        verify.lengths = {4};
+        verify.slots = Tensor::ints({2});
+        verify.make_outputs();
+        const Snapshot before(verify.state[0]);
+        ASSERT_EQ(verify.run(), KDA_OK) << verify.message;
+        EXPECT_EQ(before.changes_outside(verify.state[0], {2}), "");
+        expect_window(verify, 2, {1, 2, 3, 4, 5, 6, 7});
+        const double sums[] = {12.25, 16, 19.75, 23.5};
+        for (int64_t t = 0; t < 4; ++t) EXPECT_EQ(verify.out[0].get({t, 0}), round_to(KDA_BF16, silu(sums[t])));
 
-      ConvCall fold = verify;
-      fold.desc.fold = 1;
-      fold.x[0] = inputs({20}, C);
-      fold.lengths = {1};
-      fold.accepted = Tensor::ints({c});
-      fold.record_count = Tensor::ints({0, 0, 4});
-      fold.make_outputs();
-      ASSERT_EQ(fold.run(), KDA_OK) << fold.message;
-      const double first = static_cast<double>(c + 1);
-      expect_window(fold, 2, {first, first + 1, first + 2, 20});
-      EXPECT_EQ(fold.out[0].get({0, 3}), round_to(KDA_BF16, silu(0.25 * first + 0.5 * (first + 1) + first + 2 + 40)));
-      EXPECT_EQ(fold.record_count.values(), (std::vector<double>{0, 0, 4}));  // read only
+        ConvCall fold = verify;
+        fold.desc.fold = 1;
+        fold.x[0] = inputs({20}, C);
+        fold.lengths = {1};
+        fold.accepted = Tensor::ints({c});
+        fold.record_count = Tensor::ints({0, 0, 4});
+        fold.make_outputs();
+        ASSERT_EQ(fold.run(), KDA_OK) << fold.message;
+        const double first = static_cast<double>(c + 1);
+        expect_window(fold, 2, {first, first + 1, first + 2, 20});
+        EXPECT_EQ(fold.out[0].get({0, 3}),
+                  round_to(KDA_BF16, silu(0.25 * first + 0.5 * (first + 1) + first + 2 + 40)));
+        EXPECT_EQ(fold.record_count.values(), (std::vector<double>{0, 0, 4}));  // read only
 
-      // Out of range: the row is inactive and everything stays.
-      for (const int64_t bad : {int64_t{-1}, int64_t{5}}) {
-        ConvCall wrong = fold;
-        wrong.state[0] = verify.state[0];
-        wrong.accepted = Tensor::ints({bad});
-        const Snapshot kept(wrong.state[0]);
-        ASSERT_EQ(wrong.run(), KDA_OK) << wrong.message;
-        EXPECT_EQ(kept.changes_outside(wrong.state[0]), "");
-        EXPECT_EQ(wrong.out[0].get({0, 3}), 0);
+        // Out of range: the row is inactive and everything stays.
+        for (const int64_t bad : {int64_t{-1}, int64_t{5}}) {
+          ConvCall wrong = fold;
+          wrong.state[0] = verify.state[0];
+          wrong.accepted = Tensor::ints({bad});
+          const Snapshot kept(wrong.state[0]);
+          ASSERT_EQ(wrong.run(), KDA_OK) << wrong.message;
+          EXPECT_EQ(kept.changes_outside(wrong.state[0]), "");
+          EXPECT_EQ(wrong.out[0].get({0, 3}), 0);
+        }
       }
     }
   }
