@@ -57,15 +57,15 @@ class StepChain {
     auto decode = make_decode(desc.decode, context, exact);
     if (!decode.ok()) return decode.status();
     decode_ = std::move(decode.value());
-    active_kernel_ = step_active_kernel_info();
     norm_kernel_ = step_norm_kernel_info();
-    KDA_RETURN_IF_ERROR(prepare_kernel(active_kernel_.function, active_kernel_.name));
     KDA_RETURN_IF_ERROR(prepare_kernel(norm_kernel_.function, norm_kernel_.name));
     qkv_id_ = book.book("qkv", a.io_dtype, {desc.decode.max_tokens, 2 * qk_ + v_});
     if (desc.no_norm) return {};
     o_id_ = book.book("o", a.io_dtype, {desc.decode.max_tokens, v_});
+    if (desc.decode.mode != KDA_DECODE_RECORDS) return {};
     active_id_ = book.book("active", KDA_UINT8, {desc.decode.max_sequences});
-    return {};
+    active_kernel_ = step_active_kernel_info();
+    return prepare_kernel(active_kernel_.function, active_kernel_.name);
   }
 
   Status run(const kda_decode_step_args& args, const WorkspaceGrant& workspace, void* stream) const {
@@ -76,15 +76,17 @@ class StepChain {
     StepRowsParams p;
     fill_decode_params(desc_.decode, args.decode, args.x[0], 2, p.decode);
     if (p.decode.sequences.count == 0) return {};
-    p.active = workspace.get<uint8_t>(active_id_);
     d.out = rows_of(workspace.get<char>(o_id_), a.io_dtype, args.x[0], v_, a.num_value_heads, a.value_dim);
     d.out_rows = {};
     p.o = to_token(d.out, 3);
     p.z = to_token(args.z, 3);
     p.norm_weight = static_cast<const float*>(args.norm_weight.data);
     p.eps = static_cast<float>(desc_.norm_eps);
-    KDA_RETURN_IF_ERROR(
-        launch(active_kernel_, {ceil_div(p.decode.sequences.count, active_kernel_.threads)}, p, stream));
+    if (desc_.decode.mode == KDA_DECODE_RECORDS) {  // the decode changes the counts that say which rows are active
+      p.active = workspace.get<uint8_t>(active_id_);
+      const LaunchShape shape = {ceil_div(p.decode.sequences.count, active_kernel_.threads)};
+      KDA_RETURN_IF_ERROR(launch(active_kernel_, shape, p, stream));
+    }
     KDA_RETURN_IF_ERROR(decode_->run(d, workspace, stream));
     return launch(norm_kernel_, {a.num_value_heads, p.decode.sequences.count}, p, stream);
   }
@@ -284,7 +286,7 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
     DecodeStepParams p;
     if (fused_) fill(args, p);
     const bool short_rows = desc_.decode.store == KDA_STORE_PER_TOKEN || p.sequences.tokens <= KDA_MAX_VERIFY;
-    if (!fused_ || !p.vectors || !short_rows) return chain_.run(args, workspace, stream);
+    if (!fused_ || !p.vectors || !short_rows || chain_is_faster(p)) return chain_.run(args, workspace, stream);
     if (lean_.takes(args, p)) return lean_.run(p, stream);
     const int32_t ratio = p.form.value_heads / p.form.heads;
     // A block holds all of a head: cutting one over a cluster costs more in its barriers than it saves in loads,
@@ -307,6 +309,15 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
 
  private:
   bool records() const { return desc_.decode.mode == KDA_DECODE_RECORDS; }
+
+  // Windows of several tokens by columns. One after the other the operators spread them over more warps; the fused
+  // kernel saves launches, which only short calls of 16-bit states notice (docs/kernels/decode_step.md).
+  bool chain_is_faster(const DecodeStepParams& p) const {
+    if (records() || desc_.decode.width == 1 || p.sequences.tokens <= p.sequences.count) return false;
+    const int64_t heads = int64_t{p.sequences.count} * p.form.value_heads;
+    return desc_.decode.attention.state_dtype == KDA_FP32 || heads > 2 * int64_t{multiprocessors_};
+  }
+
   // Tokens of a row that the fused kernel has shared memory for.
   int32_t tokens() const {
     if (desc_.decode.store == KDA_STORE_FINAL) return KDA_MAX_VERIFY;

@@ -23,7 +23,8 @@ __global__ void __launch_bounds__(128) step_norm_kernel(const __grid_constant__ 
   if (n >= sequences.count || n >= active_sequences(sequences)) return;
   const int32_t head = static_cast<int32_t>(blockIdx.x), values = p.decode.form.values;
   const Span span = sequence_span(sequences, n);
-  const bool active = p.active[n] != 0;
+  const bool active =
+      p.active != nullptr ? p.active[n] != 0 : decode_row(p.decode.rule, p.decode.records, sequences, n).active;
   const int first = static_cast<int>(threadIdx.x % 32) * kElements;
   const OutRef& out = p.decode.out;
   for (int64_t t = threadIdx.x / 32; t < span.length; t += blockDim.x / 32) {

@@ -24,11 +24,11 @@ KernelInfo decode_step_kernel_fp32(bool records);
 KernelInfo decode_step_kernel_bf16(bool records);
 KernelInfo decode_step_kernel_fp16(bool records);
 
-// Pieces of the unfused chain that the operators alone do not give: which rows are active, before counts change, and
-// the norm of exactly the rows of active sequences.
+// Pieces of the unfused chain that the operators alone do not give: in records mode which rows are active, before
+// counts change, and the norm of exactly the rows of active sequences.
 struct StepRowsParams {
   DecodeParams decode;        // rule, records, sequences, form; out: the step's
-  uint8_t* active = nullptr;  // [N]
+  uint8_t* active = nullptr;  // [N]; null: the rule still says it
   TokenRef o;                 // [T, HV, V] of the chain
   TokenRef z;
   const float* norm_weight = nullptr;
