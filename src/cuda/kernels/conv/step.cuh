@@ -4,7 +4,8 @@
 // Grid       x = groups of a warp's channels, four a block; y, z = sequence.
 // Warp       lanes own 4 channels; their history, taps and four tokens are asked for at once. What the window takes
 // is
-//            stored from registers, once all of the history is read (W-5).
+//            stored from registers, once all of the history is read (W-5). Loops are rolled: a call lasts a few
+//            microseconds, and every 128 bytes of code are fetched once by each multiprocessor.
 // Limits     W = 4, rows of whole, aligned groups of four, windows of the inputs' dtype in any layout.
 // conv_step_scalars_kernel
 // Thread     a channel, element by element. Any W, alignment and dtype of windows.
@@ -25,86 +26,93 @@ struct ConvStep {
     const WindowRef& w = work.part.in.window;
     return static_cast<Io*>(w.data) + window_offset(w, slot, work.channel, column);
   }
-  __device__ __forceinline__ void load(ConvVector<C>& x, int64_t slot, int64_t at) const {
+  __device__ __forceinline__ void load(ConvVector<C>& x, const Io* from) const {
     const WindowRef& w = work.part.in.window;
-    const Io* from = column(slot, at);
     if (w.vectors) return x.load(from);
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) x.element[c] = from[c * w.channel_stride];
   }
-  __device__ __forceinline__ void store(const ConvVector<C>& x, int64_t slot, int64_t at) const {
+  __device__ __forceinline__ void store(const ConvVector<C>& x, Io* to) const {
     const WindowRef& w = work.part.in.window;
-    Io* to = column(slot, at);
     if (w.vectors) return x.store(to);
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) to[c * w.channel_stride] = x.element[c];
   }
 
-  // The row's history; in records mode the window is folded on the way.
+  __device__ __forceinline__ void load_tokens(ConvVector<C> (&tokens)[kTokens], int64_t t) const {
+    const Io* from = work.input(t);
+#pragma unroll
+    for (int r = 0; r < kTokens; ++r, from += work.part.in.x_row) {
+      if (t + r < work.row.span.length) tokens[r].load(from);
+    }
+  }
+
   __device__ __forceinline__ void load_history(ConvVector<C> (&history)[kHistory]) const {
-    const ConvRow& row = work.row;
-    const bool folds = work.p.rule.mode == ConvMode::kRecords && row.offset > 0;
-    const int64_t first = folds || work.p.rule.mode == ConvMode::kColumns ? row.offset : 0;
-    if (folds || !row.fresh) {
+    const Io* from = column(work.row.read_slot, work.row.offset);
 #pragma unroll
-      for (int i = 0; i < kHistory; ++i) load(history[i], row.read_slot, first + i);
-    }
-    if (folds) {
+    for (int i = 0; i < kHistory; ++i, from += work.part.in.window.column_stride) load(history[i], from);
+  }
+
+  // The first of some values; the others move up.
+  template <int kCount>
+  __device__ static __forceinline__ ConvVector<C> take(ConvVector<C> (&x)[kCount]) {
+    const ConvVector<C> first = x[0];
 #pragma unroll
-      for (int i = 0; i < kHistory; ++i) store(history[i], row.read_slot, i);
-    }
-    if (!row.fresh) return;
-#pragma unroll
-    for (int i = 0; i < kHistory; ++i) {
-#pragma unroll
-      for (int c = 0; c < kChannels; ++c) from_fp32(0.0f, history[i].element[c]);
-    }
+    for (int i = 0; i + 1 < kCount; ++i) x[i] = x[i + 1];
+    return first;
   }
 
   __device__ __forceinline__ void run() const {
     const ConvRow& row = work.row;
-    const int64_t length = row.span.length;
-    const WindowMove move = window_move(row, work.p.rule, C::kWidth);
-    const auto keep = [&](int64_t i, const ConvVector<C>& x) {
-      if (i >= move.from && i < move.from + move.count) store(x, row.write_slot, move.to + i - move.from);
+    const int64_t length = row.span.length, columns = work.part.in.window.column_stride;
+    WindowMove move = window_move(row, work.p.rule, C::kWidth);
+    Io* kept = column(row.write_slot, move.to);
+    const auto keep = [&](const ConvVector<C>& x) {
+      if (move.from-- > 0 || move.count-- <= 0) return;
+      store(x, kept);
+      kept += columns;
     };
     ConvVector<C> history[kHistory], tokens[kTokens];
     float w[kChannels][C::kWidth], past[kHistory][kChannels];
-    const auto load_tokens = [&](int64_t t) {
-#pragma unroll
-      for (int r = 0; r < kTokens; ++r) {
-        if (t + r < length) tokens[r].load(work.input(t + r));
-      }
-    };
     work.load_taps(w, C::kWidth);
-    load_tokens(0);
-    load_history(history);
+    load_tokens(tokens, 0);
+    // In records mode the window is folded on the way.
+    const bool folds = work.p.rule.mode == ConvMode::kRecords && row.offset > 0;
+    if (folds || !row.fresh) load_history(history);
+    Io* folded = column(row.read_slot, 0);
+#pragma unroll 1
+    for (int i = 0; i < kHistory; ++i, folded += columns) {
+      ConvVector<C> x = take(history);
+      if (folds) store(x, folded);
 #pragma unroll
-    for (int i = 0; i < kHistory; ++i) {
-      keep(i, history[i]);
+      for (int c = 0; c < kChannels; ++c)
+        if (row.fresh) from_fp32(0.0f, x.element[c]);
+      keep(x);
 #pragma unroll
-      for (int c = 0; c < kChannels; ++c) past[i][c] = to_fp32(history[i].element[c]);
-    }
-    for (int64_t t = 0; t < length; t += kTokens) {
-      if (t > 0) load_tokens(t);
+      for (int c = 0; c < kChannels; ++c) {
 #pragma unroll
-      for (int r = 0; r < kTokens; ++r) {
-        if (t + r >= length) break;
-        keep(kHistory + t + r, tokens[r]);
-        ConvVector<C> y;
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c) {
-          const float x = to_fp32(tokens[r].element[c]);
-          from_fp32(work.template advance<false>(w[c], past, c, x, C::kWidth), y.element[c]);
-        }
-        if (Io* to = work.output(t + r)) y.store(to);
+        for (int j = 0; j + 1 < kHistory; ++j) past[j][c] = past[j + 1][c];
+        past[kHistory - 1][c] = to_fp32(x.element[c]);
       }
+    }
+#pragma unroll 1
+    for (int64_t t = 0; t < length; ++t) {
+      if (t > 0 && t % kTokens == 0) load_tokens(tokens, t);
+      const ConvVector<C> x = take(tokens);
+      keep(x);
+      ConvVector<C> y;
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) {
+        from_fp32(work.template advance<false>(w[c], past, c, to_fp32(x.element[c]), C::kWidth), y.element[c]);
+      }
+      if (Io* to = work.output(t)) y.store(to);
     }
   }
 };
 
 template <class C>
-__global__ void __launch_bounds__(128) conv_step_kernel(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(128, sizeof(typename C::Io) == 2 ? 8 : 6)
+    conv_step_kernel(const __grid_constant__ ConvParams p) {
   touch_parameters(p);
   int32_t group = static_cast<int32_t>(blockIdx.x * 4 + threadIdx.x / 32);
   int part = 0;
