@@ -1,6 +1,6 @@
 // y = io(o * rsqrt(mean_v(o^2) + eps) * w_v * sigma(z)) (L-7.4)
 //
-// Grid       one block per 32 rows (token, value head); rows in order of memory.
+// Grid       one block per 16 or 32 rows (token, value head); rows in order of memory.
 // Block      four warps; sixteen lanes own a row, so a warp has two at a time and two pairs in flight. Loads and
 //            stores have no hints: marked to leave the L2 first they take 6 to 9 % longer.
 // Precision  fp32 between one load and one rounding; no shared memory, no waiting between warps.
@@ -35,13 +35,14 @@ __global__ void __launch_bounds__(128) gated_norm_kernel(const __grid_constant__
   touch_parameters(p);
   const int lane = static_cast<int>(threadIdx.x % 16), first = lane * kElements;
   const int half = static_cast<int>(threadIdx.x / 16);
-  const int32_t row0 = static_cast<int32_t>(blockIdx.x) * kNormRows + half * (kNormRows / 8);
+  const int32_t passes = p.block_rows / 8;
+  const int32_t row0 = (static_cast<int32_t>(blockIdx.x) * 8 + half) * passes;
   wait_for_previous_grid();
   float w[kElements];
 #pragma unroll
   for (int i = 0; i < kElements; ++i) w[i] = C::kExact || first + i < p.values ? p.weight[first + i] : 0.0f;
-#pragma unroll
-  for (int pass = 0; pass < kNormRows / 8; pass += C::kPairs) {
+#pragma unroll 1
+  for (int pass = 0; pass < passes; pass += C::kPairs) {
     if constexpr (C::kExact) {
       Octet<Io, false> o[C::kPairs], z[C::kPairs];
 #pragma unroll
