@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace emulation {
@@ -26,10 +27,11 @@ struct Accessor {
   const Clock& clock;
 };
 
-// The accesses to one CTA's shared memory, by 2-byte words.
+// The accesses to one CTA's shared memory, by 2-byte words. A log is long: clear() takes less than making another.
 class AccessLog {
  public:
-  explicit AccessLog(uint32_t bytes) : writes_(bytes / 2), reads_(bytes / 2 * kActors) {}
+  explicit AccessLog(uint32_t bytes) : words_(bytes / 2), reads_(new Last[bytes / 2 * kActors]) {}
+  void clear() { std::fill(words_.begin(), words_.end(), Word{}); }
   // Both answer whether an unordered access came before.
   bool read(uint32_t word, const Accessor& who);
   bool write(uint32_t word, const Accessor& who);
@@ -37,31 +39,39 @@ class AccessLog {
  private:
   static constexpr uint8_t kNobody = 255, kManyLanes = 254;
   struct Last {
-    uint32_t epoch = 0;
-    uint8_t actor = kNobody, lane = 0;
+    uint32_t epoch;
+    uint8_t actor, lane;
   };
+  struct Word {
+    Last write = {0, kNobody, 0};
+    uint64_t readers = 0;  // a bit for each actor
+  };
+  static_assert(kActors <= 64);
   static bool is_ordered(const Last& before, const Accessor& who) {
-    if (before.actor == kNobody) return true;
     return before.epoch < who.clock.over[before.actor] || (before.actor == who.actor && before.lane == who.lane);
   }
-  std::vector<Last> writes_;
-  std::vector<Last> reads_;  // [word][actor]: the last epoch in which it read, and the lane
+  std::vector<Word> words_;
+  std::unique_ptr<Last[]> reads_;  // [word][actor], of its readers: the last epoch in which it read, and the lane
 };
 
 inline bool AccessLog::read(uint32_t word, const Accessor& who) {
-  const bool is_race = !is_ordered(writes_[word], who);
+  Word& at = words_[word];
+  const uint64_t mine = uint64_t{1} << who.actor;
   const uint32_t epoch = who.clock.over[who.actor];
-  Last& mine = reads_[word * kActors + who.actor];
-  const bool again = mine.actor != kNobody && mine.epoch == epoch;
+  Last& last = reads_[word * kActors + who.actor];
   const uint8_t lane = static_cast<uint8_t>(who.lane);
-  mine = {epoch, static_cast<uint8_t>(who.actor), again && mine.lane != lane ? kManyLanes : lane};
-  return is_race;
+  const bool others = (at.readers & mine) != 0 && last.epoch == epoch && last.lane != lane;
+  last = {epoch, static_cast<uint8_t>(who.actor), others ? kManyLanes : lane};
+  at.readers |= mine;
+  return at.write.actor != kNobody && !is_ordered(at.write, who);
 }
 
 inline bool AccessLog::write(uint32_t word, const Accessor& who) {
-  bool is_race = !is_ordered(writes_[word], who);
-  for (int actor = 0; actor < kActors; ++actor) is_race = is_race || !is_ordered(reads_[word * kActors + actor], who);
-  writes_[word] = {who.clock.over[who.actor], static_cast<uint8_t>(who.actor), static_cast<uint8_t>(who.lane)};
+  Word& at = words_[word];
+  bool is_race = at.write.actor != kNobody && !is_ordered(at.write, who);
+  for (uint64_t left = at.readers; left != 0; left &= left - 1)
+    is_race = is_race || !is_ordered(reads_[word * kActors + __builtin_ctzll(left)], who);
+  at.write = {who.clock.over[who.actor], static_cast<uint8_t>(who.actor), static_cast<uint8_t>(who.lane)};
   return is_race;
 }
 

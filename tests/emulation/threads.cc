@@ -61,13 +61,13 @@ struct Cta {
   unsigned char* memory = nullptr;
   std::vector<Fiber> fibers;
   std::vector<Barrier> warps, meetings;
-  std::vector<uint64_t> words;  // [warp][lane][8]
+  std::vector<uint64_t> words;  // [warp][2][lane][8]
   std::map<uint32_t, Barrier> named;
   Barrier block;
   jmp_buf scheduler;
   int current = 0;
   bool is_done = false;
-  AccessLog log{kSharedBytes};
+  std::unique_ptr<AccessLog> log;
   uint32_t copies = 0;  // the copier's epoch
 };
 
@@ -98,7 +98,7 @@ void report_race(uint32_t address, Access access, int who) {
 }
 
 void log_access(uint32_t address, uint32_t bytes, Access access, const Accessor& who) {
-  AccessLog& log = cluster->ctas[address >> 24]->log;
+  AccessLog& log = *cluster->ctas[address >> 24]->log;
   const uint32_t first = ((address & 0xffffff) - kSharedBase) / 2;
   bool is_race = false;
   for (uint32_t word = first; word < first + (bytes + 1) / 2; ++word) {
@@ -156,7 +156,17 @@ void fiber_main() {
   switch_to_scheduler(fiber);
 }
 
+// Of clusters that are done.
 std::vector<std::unique_ptr<char[]>> spare_stacks;
+std::vector<std::unique_ptr<AccessLog>> spare_logs;
+
+std::unique_ptr<AccessLog> make_log() {
+  if (spare_logs.empty()) return std::make_unique<AccessLog>(kSharedBytes);
+  std::unique_ptr<AccessLog> log = std::move(spare_logs.back());
+  spare_logs.pop_back();
+  log->clear();
+  return log;
+}
 
 void make_fiber(Fiber& fiber) {
   if (spare_stacks.empty()) {
@@ -224,11 +234,12 @@ void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, con
   for (int rank = 0; rank < ctas; ++rank) {
     auto& one = *all.ctas.emplace_back(std::make_unique<Cta>());
     one.rank = static_cast<uint32_t>(rank);
+    one.log = make_log();
     one.fibers = std::vector<Fiber>(static_cast<size_t>(threads));
     for (Fiber& fiber : one.fibers) make_fiber(fiber);
     one.warps.resize(static_cast<size_t>(threads) / 32);
     one.meetings.resize(one.warps.size());
-    one.words.resize(static_cast<size_t>(threads) * 8);
+    one.words.resize(static_cast<size_t>(threads) * 2 * 8);
   }
   cluster = &all;
   std::vector<std::thread> workers;
@@ -238,12 +249,16 @@ void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, con
   for (std::thread& worker : workers) worker.join();
   cluster = nullptr;
   for (const auto& one : all.ctas) {
+    spare_logs.push_back(std::move(one->log));
     for (Fiber& fiber : one->fibers) spare_stacks.push_back(std::move(fiber.stack));
   }
 }
 
 int lane() { return cta->current % 32; }
-uint64_t* lane_words(int lane) { return &cta->words[(cta->current / 32 * 32 + lane) * 8]; }
+uint64_t* warp_words() {
+  const int warp = cta->current / 32;
+  return &cta->words[(warp * 2 + cta->meetings[warp].generation % 2) * 32 * 8];
+}
 void warp_meeting() {
   Barrier& barrier = cta->meetings[cta->current / 32];
   if (++barrier.count < 32) return wait_for_change(barrier.generation);

@@ -20,9 +20,11 @@ void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, con
                  const std::function<unsigned char*()>& memory);
 
 int lane();
-uint64_t* lane_words(int lane);  // 8 words of each lane of this warp, for exchanges between two meetings
-void warp_meeting();             // such a barrier: it orders no access to memory, as no shuffle or product does
-void warp_barrier();             // __syncwarp
+// 8 words of each lane of this warp, written before the next meeting, then read until the one after it: there are two
+// such sets, in turn.
+uint64_t* warp_words();
+void warp_meeting();  // a barrier that orders no access to memory, as no shuffle or product does
+void warp_barrier();  // __syncwarp
 void block_barrier();
 void named_barrier(uint32_t id, int threads);
 void cluster_barrier();

@@ -67,6 +67,6 @@ void __stcs(T* p, T x) {
 
 template <class T>
 T __shfl_sync(unsigned, T x, int from, int width) {
-  return LaneValues<T>(x).x[emulation::lane() / width * width + from % width];
+  return LaneValues<T>(x)[emulation::lane() / width * width + from % width];
 }
 inline uint32_t __cvta_generic_to_shared(const void* p) { return emulation::shared_address(p); }

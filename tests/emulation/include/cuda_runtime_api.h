@@ -69,59 +69,69 @@ inline float __uint_as_float(uint32_t x) { return bits_as<float>(x); }
 inline uint32_t __float_as_uint(float x) { return bits_as<uint32_t>(x); }
 inline int __clzll(int64_t x) { return x == 0 ? 64 : __builtin_clzll(static_cast<uint64_t>(x)); }
 
-// Every lane's value, in lane order.
+// Every lane's value, until the next collective.
 template <class T>
-struct LaneValues {
-  T x[32];
-  explicit LaneValues(T mine) {
+class LaneValues {
+ public:
+  explicit LaneValues(T mine) : words_(emulation::warp_words()) {
     uint64_t word = 0;
     std::memcpy(&word, &mine, sizeof(T));
-    emulation::lane_words(emulation::lane())[0] = word;
-    emulation::warp_meeting();
-    for (int i = 0; i < 32; ++i) std::memcpy(&x[i], emulation::lane_words(i), sizeof(T));
+    words_[8 * emulation::lane()] = word;
     emulation::warp_meeting();
   }
+  T operator[](int lane) const {
+    T x;
+    std::memcpy(&x, words_ + 8 * lane, sizeof(T));
+    return x;
+  }
+
+ private:
+  uint64_t* words_;
 };
 
 template <class T>
 T __shfl_sync(unsigned, T x, int from) {
-  return LaneValues<T>(x).x[from];
+  return LaneValues<T>(x)[from];
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
-  return LaneValues<T>(x).x[emulation::lane() ^ mask];
+  return LaneValues<T>(x)[emulation::lane() ^ mask];
 }
 inline bool __any_sync(unsigned, bool x) {
+  const LaneValues<bool> all(x);
   bool any = false;
-  for (const bool y : LaneValues<bool>(x).x) any = any || y;
+  for (int i = 0; i < 32; ++i) any = any || all[i];
   return any;
 }
 template <class T>
 T __reduce_max_sync(unsigned, T x) {
-  for (const T y : LaneValues<T>(x).x) x = y > x ? y : x;
+  const LaneValues<T> all(x);
+  for (int i = 0; i < 32; ++i) x = all[i] > x ? all[i] : x;
   return x;
 }
 template <class T>
 T __reduce_min_sync(unsigned, T x) {
-  for (const T y : LaneValues<T>(x).x) x = y < x ? y : x;
+  const LaneValues<T> all(x);
+  for (int i = 0; i < 32; ++i) x = all[i] < x ? all[i] : x;
   return x;
 }
 template <class T>
 T __reduce_add_sync(unsigned, T x) {
+  const LaneValues<T> all(x);
   T sum = 0;
-  for (const T y : LaneValues<T>(x).x) sum += y;
+  for (int i = 0; i < 32; ++i) sum += all[i];
   return sum;
 }
 template <class T>
 T __shfl_up_sync(unsigned, T x, int step) {
   const LaneValues<T> all(x);
   const int from = emulation::lane() - step;
-  return from >= 0 ? all.x[from] : x;
+  return from >= 0 ? all[from] : x;
 }
 inline unsigned __ballot_sync(unsigned, bool x) {
   const LaneValues<bool> all(x);
   unsigned bits = 0;
-  for (int i = 0; i < 32; ++i) bits |= (all.x[i] ? 1u : 0u) << i;
+  for (int i = 0; i < 32; ++i) bits |= (all[i] ? 1u : 0u) << i;
   return bits;
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 
@@ -132,8 +133,8 @@ inline void load_matrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
   const LaneValues<uint32_t> rows(address);
   const int g = emulation::lane() / 4, c = emulation::lane() % 4;
   for (int j = 0; j < 4; ++j) {
-    const uint32_t low = load_shared<uint16_t>(rows.x[8 * j + 2 * c] + 2 * g);
-    r[j] = low | static_cast<uint32_t>(load_shared<uint16_t>(rows.x[8 * j + 2 * c + 1] + 2 * g)) << 16;
+    const uint32_t low = load_shared<uint16_t>(rows[8 * j + 2 * c] + 2 * g);
+    r[j] = low | static_cast<uint32_t>(load_shared<uint16_t>(rows[8 * j + 2 * c + 1] + 2 * g)) << 16;
   }
   emulation::warp_meeting();
 }
@@ -142,8 +143,8 @@ inline void store_matrix_x4_trans(uint32_t address, uint32_t a, uint32_t b, uint
   const int row = 2 * (emulation::lane() % 4), column = emulation::lane() / 4;
   const uint32_t x[4] = {a, b, c, d};
   for (int j = 0; j < 4; ++j) {
-    store_shared(rows.x[8 * j + row] + 2 * column, static_cast<uint16_t>(x[j]));
-    store_shared(rows.x[8 * j + row + 1] + 2 * column, static_cast<uint16_t>(x[j] >> 16));
+    store_shared(rows[8 * j + row] + 2 * column, static_cast<uint16_t>(x[j]));
+    store_shared(rows[8 * j + row + 1] + 2 * column, static_cast<uint16_t>(x[j] >> 16));
   }
   emulation::warp_meeting();
 }
@@ -182,15 +183,14 @@ void multiply_add_from(float& x, float& y, float a, float b, float c, int i) {
 // A warp's operand registers, to be read by all its lanes until the next collective.
 class WarpOperands {
  public:
-  explicit WarpOperands(std::initializer_list<uint32_t> mine) {
-    int i = 0;
-    for (const uint32_t x : mine) emulation::lane_words(emulation::lane())[i++] = x;
+  explicit WarpOperands(std::initializer_list<uint32_t> mine) : words_(emulation::warp_words()) {
+    std::copy(mine.begin(), mine.end(), words_ + 8 * emulation::lane());
     emulation::warp_meeting();
   }
-  ~WarpOperands() { emulation::warp_meeting(); }
-  WarpOperands(const WarpOperands&) = delete;
-  WarpOperands& operator=(const WarpOperands&) = delete;
-  uint32_t get(int lane, int i) const { return static_cast<uint32_t>(emulation::lane_words(lane)[i]); }
+  uint32_t get(int lane, int i) const { return static_cast<uint32_t>(words_[8 * lane + i]); }
+
+ private:
+  uint64_t* words_;
 };
 
 // mma.h. Element (row, k) of A in registers a0..a3, and (k, n) of B in b0, b1 (words 4, 5), for 16-bit operands.
