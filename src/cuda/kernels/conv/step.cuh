@@ -2,10 +2,9 @@
 //
 // conv_step_kernel
 // Grid       x = groups of a warp's channels, four a block; y, z = sequence.
-// Warp       lanes own 4 channels; their history, taps and four tokens are asked for at once. What the window takes
-// is
-//            stored from registers, once all of the history is read (W-5). Loops are rolled: a call lasts a few
-//            microseconds, and every 128 bytes of code are fetched once by each multiprocessor.
+// Warp       lanes own 4 channels; their history, taps and four tokens are asked for at once. What the window
+//            takes is stored from registers, once all of the history is read (W-5). Loops are rolled: a call lasts
+//            a few microseconds, and every 128 bytes of code are fetched once by each multiprocessor.
 // Limits     W = 4, rows of whole, aligned groups of four, windows of the inputs' dtype in any layout.
 // conv_step_scalars_kernel
 // Thread     a channel, element by element. Any W, alignment and dtype of windows.

@@ -2,18 +2,15 @@
 //
 // Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh.
 // Grid       x = (group of value heads, slice of value rows), y and z = sequence. A block goes through its heads:
-// with
-//            16-bit states as many as let all blocks run at once and end together, with 32-bit ones a single one.
+//            with 16-bit states as many as let all blocks run at once and end together, with 32-bit ones a single
+//            one.
 // Block      four warps own 2 * kSlots state rows each of a head, in registers while tokens are applied. All four
-// prepare
-//            tokens. With several heads the next one's state and first tokens are on their way while one is worked
-//            on.
+//            prepare tokens. With several heads the next one's state and first tokens are on their way while one
+//            is worked on.
 // Shared     16 KB of states on their way, a place a lane (16-bit states); two buffers of tokens: q, k, e^g [K], v
-// [rows],
-//            1.7 KB each.
+//            [rows], 1.7 KB each.
 // Waiting    one block barrier a head, between preparing tokens and using them; none for the buffers, which
-// alternate.
-//            No block waits for a block (F28). The grid before: recurrence/early.cuh.
+//            alternate. No block waits for a block (F28). The grid before: recurrence/early.cuh.
 // Hazards    a part of the start state is loaded before anything is stored (V-5).
 // Precision  fp32 throughout; the pool's dtype at loads and stores only (N-1, N-2).
 // Limits     16-byte state rows; all tokens of a row prepared at once (<= 16).

@@ -4,19 +4,16 @@
 // Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh; replay of records as V-10.
 // Grid       x = (value head, slice of value rows), y and z = sequence; neighbours read neighbouring states.
 // Block      four warps (exact shape: eight) own 2 * kSlots state rows each, in registers from first load to last
-// store.
-//            All prepare the tokens in dynamic shared memory: q, k, e^g [K], v [rows] of each, 1.7 KB at K = 128.
-// Waiting    one block barrier between preparing tokens and using them. State loads are issued before it. Slices of
-// one
-//            head form a cluster where records are written: every slice has read the old keys and gates before one of
-//            them writes the new. No other block waits for a block (F28).
+//            store. All prepare the tokens in dynamic shared memory: q, k, e^g [K], v [rows] of each, 1.7 KB at K
+//            = 128.
+// Waiting    one block barrier between preparing tokens and using them. State loads are issued before it. Slices
+//            of one head form a cluster where records are written: every slice has read the old keys and gates
+//            before one of them writes the new. No other block waits for a block (F28).
 // Hazards    a part of the start state is loaded before anything is stored (V-5). Counts of records are set by a
-// kernel
-//            of their own after this one: every head of a row reads the old count.
+//            kernel of their own after this one: every head of a row reads the old count.
 // Precision  fp32 throughout; the pool's dtype at loads and stores only (N-1, N-2).
 // Limits     K, V <= 256. Exact shape: K = V = 128 and 16-byte rows; masked shapes take anything else, and rows of
-// any
-//            length in chunks.
+//            any length in chunks.
 #pragma once
 
 #include "cuda/kernels/decode/commit_row.cuh"

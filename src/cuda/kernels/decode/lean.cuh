@@ -2,12 +2,12 @@
 //
 // Equations  E-1, E-4, E-5, E-7 per token in lean_token.cuh and recurrence/tile.cuh: the bits of heads.cuh.
 // Grid       x = slices of the value heads of a sequence, so that neighbours read neighbouring states; y, z =
-// sequence. Block      one warp, in the shortest calls eight, each with 2 * kSlots state rows of a head. It prepares
-// its tokens
-//            itself: what several warps of a head do twice costs less than telling one another.
-// Waiting    none in a block. The grid before: the index values are read and the state is asked for in the L2 while
-// it
-//            runs; after its end the values are read again beside everything else (recurrence/early.cuh has the why).
+//            sequence.
+// Block      one warp, in the shortest calls eight, each with 2 * kSlots state rows of a head. It prepares its
+//            tokens itself: what several warps of a head do twice costs less than telling one another.
+// Waiting    none in a block. The grid before: the index values are read and the state is asked for in the L2
+//            while it runs; after its end the values are read again beside everything else (recurrence/early.cuh
+//            has the why).
 // Hazards    a part of the start state is loaded before anything is stored (V-5).
 // Precision  fp32 throughout; the pool's dtype at loads and stores only (N-1, N-2).
 // Limits     what cuda/host/decode_lean.cc asks of a call; any other goes to heads.cuh or the masked kernel.

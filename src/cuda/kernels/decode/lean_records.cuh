@@ -4,9 +4,8 @@
 // Equations  E-1, E-4, E-5, E-7 per token, replay of records as V-10; recurrence/tile.cuh. The bits of kernel.cuh.
 // Grid       x = value head, y and z = sequence.
 // Block      eight warps with sixteen state rows each, two blocks a multiprocessor. A warp prepares whole tokens.
-// Shared     the tokens: q, k, e^g, v or u, and what is to be recorded, 2.8 KB each. Vectors over K lie in the order
-// of
-//            the tile's lanes, so that eight lanes' pieces are neighbours whatever the pool's dtype.
+// Shared     the tokens: q, k, e^g, v or u, and what is to be recorded, 2.8 KB each. Vectors over K lie in the
+//            order of the tile's lanes, so that eight lanes' pieces are neighbours whatever the pool's dtype.
 // Waiting    one block barrier between preparing tokens and using them. State loads are issued before it. The grid
 //            before: as in lean.cuh.
 // Hazards    all old records of a head are in shared memory before the first new one is written (the barrier).

@@ -1,14 +1,14 @@
 // conv + SiLU, gate, recurrence and gated norm of one head in one pass (spec V-15); every rounding is that of the
 // chain conv -> decode -> gated norm (L-7, L-8), whose functions it shares.
 //
-// Grid       x = (value head, slice of value rows), y and z = sequence. All blocks of one query head form a cluster.
+// Grid       x = (value head, slice of value rows), y and z = sequence. All blocks of one query head form a
+//            cluster.
 // Block      eight warps own 16 state rows each, in registers; all prepare tokens, and at the end a warp takes a
-// token's
-//            norm.
+//            token's norm.
 // Shared     states on their way, a place a lane (64 KB of fp32, 32 KB of 16 bits); tokens (1.7 KB + z, o, raw k
-// each). Waiting    block barrier: tokens prepared. Cluster arrives there and waits after the tokens: by then every
-// block has
-//            read the old windows, so the blocks that own channels write the new ones, and every peer runs, so
+//            each).
+// Waiting    block barrier: tokens prepared. Cluster arrives there and waits after the tokens: by then every block
+//            has read the old windows, so the blocks that own channels write the new ones, and every peer runs, so
 //            partial sums of squares go straight into its shared memory. A second cluster barrier if a head has
 //            slices.
 // Hazards    windows: W-5 by the cluster barrier; state: V-5 by row; records: as in decode/kernel.cuh.

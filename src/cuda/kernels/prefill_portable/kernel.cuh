@@ -1,9 +1,8 @@
 // Prefill of any shape: decode's recurrence over whole prompts (R-14), for problems that the tensor-core kernel
 // declines.
 //
-// Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh: cuts of a prompt anywhere, resumes and checkpoints
-// at any
-//            offset give the same bits (H-10, K-5).
+// Equations  E-1, E-4, E-5, E-7 per token in recurrence/tile.cuh: cuts of a prompt anywhere, resumes and
+//            checkpoints at any offset give the same bits (H-10, K-5).
 // Grid       x = (value head, slice of value rows), y and z = sequence.
 // Block      four warps own up to 16 state rows each, in registers from the first load to the last store; all four
 //            prepare tokens in dynamic shared memory, split.chunk at a time.

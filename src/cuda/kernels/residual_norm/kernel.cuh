@@ -1,13 +1,12 @@
 // h = round(h + add);   out = round(h * rsqrt(mean_d(h^2) + eps) * weight_d)
 //
 // Grid       one block a token row.
-// Block      128 threads. Held: a thread has the octets tid, tid + 128, ... of the row, all of them in registers from
-//            the one time that they are read. General: the elements tid, tid + 128, ..., read again for the second
-//            half.
+// Block      128 threads. Held: a thread has the octets tid, tid + 128, ... of the row, all of them in registers
+//            from the one time that they are read. General: the elements tid, tid + 128, ..., read again for the
+//            second half.
 // Shared     four sums. One barrier, between the sum of squares and the row's factor.
-// Precision  fp32 between the loads and the two roundings; the norm is of the rounded h. Squares are summed in a tree
-// of
-//            eight, then octet by octet, then over lanes and warps: an order that depends on D alone.
+// Precision  fp32 between the loads and the two roundings; the norm is of the rounded h. Squares are summed in a
+//            tree of eight, then octet by octet, then over lanes and warps: an order that depends on D alone.
 // Limits     held: D <= 8192, D a multiple of eight, aligned rows.
 #pragma once
 

@@ -10,16 +10,18 @@
 // Precision  fp32 throughout, decays in two terms (S-7).
 // Limits     K, V <= 256. Serial in the tokens.
 //
-// merge_maps_kernel       K = 128, whole 16 value rows, maps at multiples of 16 bytes (map_ring.cuh)
-// Grid       x = (value head, 16 of its value rows), which never meet.
-// The rest as below, and the same bits.
-//
 // merge_summaries_kernel
 // Equations  S-4 in token order: St := St M_p + B_p; an absent segment is the identity and is not read.
 // Grid       x = (value head, kMergeRows of its value rows), which never meet.
 // Block      a thread a column: its rows of St in registers, all columns of them in shared memory for the product.
 // Waiting    two block barriers a segment.
 // Precision  fp32, one chain of fused multiply-adds from B_p in the order of the channels: the same bits everywhere.
+//
+// merge_maps_kernel: the same equations and bits, faster
+// Grid       x = (value head, kMapRows of its value rows), which never meet.
+// Block      a thread two columns of four rows; maps come by bulk copies, up to three ahead (map_ring.cuh).
+// Waiting    two block barriers a segment, and a map's own mbarrier.
+// Limits     K = 128, whole kMapRows rows, maps at multiples of 16 bytes.
 #pragma once
 
 #include "cuda/kernels/prefill_portable/kernel.cuh"

@@ -1,10 +1,10 @@
-// gather:  packed[i] = pool[idx[i]], or zeros if idx[i] is not a row or flag[i] is false                (C-1,
-// C-5..C-8) scatter: pool[idx[i]] = cast(packed[i]) where idx[i] is a row (C-2, C-9, C-10)
+// gather   packed[i] = pool[idx[i]], or zeros if idx[i] is not a row or flag[i] is false (C-1, C-5..C-8)
+// scatter  pool[idx[i]] = cast(packed[i]) where idx[i] is a row (C-2, C-9, C-10)
 //
 // Grid       x: slices of a row, kCopySlice lanes each; y, z: selected rows (z * gridDim.y + y), surplus blocks
-// return. Block      kThreads threads with kLanes accesses each; no shared memory, no barrier. A block has one row,
-// so validity
-//            is one branch and no address is formed from an index that is not a row (C-9).
+//            return.
+// Block      kThreads threads with kLanes accesses each; no shared memory, no barrier. A block has one row, so
+//            validity is one branch and no address is formed from an index that is not a row (C-9).
 // Waiting    for the grid before, like every kernel here; until then only hints to the L2 are given, which change
 //            nothing: the source slice is asked for, in gather at the row that the index has now. The index that
 //            counts is read after the wait, past the L1, where nothing stale can be; so are the rows.
