@@ -30,6 +30,12 @@ void check_blocks(int64_t sequences, int64_t heads, int64_t slices, Refusals& r)
   }
 }
 
+// Kernels number the channels of a convolution in 32 bits, up to the end of the last block.
+void check_channels(int64_t channels, Refusals& r) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (channels > kMost) r.add("size", str_cat("channels <= ", kMost), channels);
+}
+
 // An example's rows that a bulk or vector load cannot start at.
 void check_rows(const char* name, const kda_tensor& t, const PrefillCapability& c, Refusals& r) {
   if (!present(t)) return;
@@ -171,9 +177,11 @@ void check_commit(const AttentionCapability& c, const kda_commit_desc& d, const 
 void check_decode_step(const AttentionCapability& c, bool one_launch, const kda_decode_step_desc& d,
                        const Context& context, Refusals& r) {
   check_decode(c, d.decode, context, r);
+  const kda_attention_spec& a = d.decode.attention;
+  const int64_t qk = checked_product({2, a.num_heads, a.key_dim}).value_or(INT64_MAX);
+  check_channels(checked_add(qk, a.num_value_heads * a.value_dim).value_or(INT64_MAX), r);
   if (!one_launch) return;
   constexpr int64_t kCluster = 8;  // blocks
-  const kda_attention_spec& a = d.decode.attention;
   if (d.conv_width != 4) r.add("layout", "conv width 4", str_cat("conv width ", d.conv_width));
   if (a.num_value_heads / a.num_heads > kCluster) {
     r.add("grouped_heads", str_cat("HV/H <= ", kCluster), str_cat("HV/H = ", a.num_value_heads / a.num_heads));
@@ -184,13 +192,14 @@ void check_conv(const kda_conv_desc& d, const Context& context, Refusals& r) {
   check_device(context, r);
   check_dtype("io_dtype", kFloats, d.out_dtype, r);
   int64_t channels = 0;
-  for (int i = 0; i < d.parts; ++i) channels += d.channels[i];
+  for (int i = 0; i < d.parts; ++i) channels = checked_add(channels, d.channels[i]).value_or(INT64_MAX);
   const auto blocks =
       checked_product({checked_add(d.max_sequences, d.max_tokens).value_or(INT64_MAX), channels / 64 + 3});
   if (!blocks || *blocks > kMaxBlocks) {
     r.add("size", str_cat("(max_sequences + max_tokens) * channels / 64 <= ", kMaxBlocks),
           str_cat("(", d.max_sequences, " + ", d.max_tokens, ") * ", channels, " / 64"));
   }
+  check_channels(channels, r);
 }
 
 void check_residual_norm(const kda_residual_norm_desc& d, const Context& context, Refusals& r) {
@@ -204,9 +213,10 @@ void check_gated_norm(const kda_gated_norm_desc& d, const Context& context, Refu
   check_dtype("io_dtype", kFloats, d.out_dtype, r);
   constexpr int64_t kMost = 1024;
   if (d.value_dim > kMost) r.add("head_dim", str_cat("V 1 to ", kMost), str_cat("V ", d.value_dim));
+  constexpr int64_t kMostRows = kMaxBlocks - 32;  // numbered in 32 bits up to the end of the last block
   const auto rows = checked_mul(d.max_tokens, d.num_value_heads);
-  if (!rows || *rows > kMaxBlocks) {
-    r.add("size", str_cat("max_tokens * num_value_heads <= ", kMaxBlocks),
+  if (!rows || *rows > kMostRows) {
+    r.add("size", str_cat("max_tokens * num_value_heads <= ", kMostRows),
           str_cat(d.max_tokens, " * ", d.num_value_heads));
   }
 }

@@ -265,6 +265,29 @@ TEST_F(Gates, R18_DecodeHasTheSameMachinery) {
   EXPECT_EQ(decode("auto"), "head_dim") << message_;
 }
 
+// Channels and rows that a kernel numbers in 32 bits.
+TEST_F(Gates, R09_SizesThatKernelsCanNumber) {
+  kda_conv_desc conv;
+  kda_conv_desc_init(&conv);
+  conv.mode = KDA_CONV_COLUMNS;
+  conv.max_tokens = conv.max_sequences = conv.parts = 1;
+  conv.out_dtype = KDA_BF16;
+  kda_gated_norm_desc norm{};
+  norm.out_dtype = KDA_BF16;
+  norm.num_value_heads = 1;
+  norm.value_dim = 1;
+  for (const int64_t more : {0, 1}) {
+    SCOPED_TRACE(more);
+    Refusals of_conv, of_norm;
+    conv.channels[0] = (int64_t{1} << 30) + more;
+    check_conv(conv, context_, of_conv);
+    EXPECT_EQ(of_conv.text().find("size: wanted channels") != std::string::npos, more == 1) << of_conv.text();
+    norm.max_tokens = 0x7fffffff - 32 + more;
+    check_gated_norm(norm, context_, of_norm);
+    EXPECT_EQ(of_norm.text().find("size: wanted") != std::string::npos, more == 1) << of_norm.text();
+  }
+}
+
 TEST_F(Gates, R09_DriverOfTheSameMajorVersionIsEnough) {
   context_.facts.runtime_version = 13020;
   context_.facts.driver_version = 13000;
