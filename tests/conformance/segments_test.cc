@@ -147,6 +147,24 @@ TEST_P(SegmentsTest, S09_SummariesAtAnyElement) {
   EXPECT_EQ(first_difference(summarise(p), summarise(p, apart)), "");
 }
 
+// More maps than a backend may have on their way at once, some absent, and maps that no wide load can take.
+TEST_P(SegmentsTest, S09_MergeBitsDoNotDependOnPlaces) {
+  const int64_t P = 9, HV = 2, K = 128, V = 32;
+  std::vector<double> x = uniform_vector(6, P * HV * (V + K) * K);
+  for (double& v : x) v *= 0.1;
+  const Tensor summaries = Tensor::of(KDA_FP32, {P, HV, V + K, K}, x);
+  Shape strides = dense_strides(summaries.shape());
+  strides[0] += 1;
+  const Tensor apart = summaries.copy(KDA_FP32, strides, 1);
+  const Tensor initial = Tensor::of(KDA_FP32, {HV, V, K}, uniform_vector(7, HV * V * K));
+  for (const std::vector<int64_t>& present :
+       {std::vector<int64_t>{}, {0, 1, 1, 0, 0, 1, 1, 1, 0}, {0, 0, 0, 0, 0, 0, 0, 0, 0}}) {
+    const Merged one = merge(initial, summaries, present), other = merge(initial, apart, present);
+    EXPECT_EQ(first_difference(one.starts, other.starts), "");
+    EXPECT_EQ(first_difference(one.final, other.final), "");
+  }
+}
+
 TEST_P(SegmentsTest, S09_NoSegments) {
   const Tensor initial = Tensor::of(KDA_FP32, {2, 8, 8}, uniform_vector(6, 2 * 64));
   const Merged m = merge(initial, Tensor(KDA_FP32, {0, 2, 16, 8}));
