@@ -66,7 +66,7 @@ class ConvKernel final : public Kernel<Conv> {
       shape.rest = p.sequences.count;
       return launch(kernel, shape, p, stream);
     }
-    const int64_t rows = p.sequences.tokens * (p.sequences.batched ? p.sequences.count : 1);
+    const int64_t rows = p.sequences.rows();
     const KernelInfo& kernel = can_use_vectors(args) ? vectors_ : scalars_;
     shape.x = count_groups(kernel, p);
     p.tile_rows = tile_rows(rows, shape.x, int64_t{kernel.blocks} * multiprocessors_);
@@ -85,7 +85,6 @@ class ConvKernel final : public Kernel<Conv> {
   }
 
   static bool windows_are_io(const ConvParams& p) {
-    if (!p.has_pool) return true;
     for (int i = 0; i < p.parts; ++i)
       if (p.part[i].in.window.dtype != p.io) return false;
     return true;

@@ -313,7 +313,7 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
   // Windows of several tokens by columns. One after the other the operators spread them over more warps; the fused
   // kernel saves launches, which only short calls of 16-bit states notice (docs/kernels/decode_step.md).
   bool chain_is_faster(const DecodeStepParams& p) const {
-    if (records() || desc_.decode.width == 1 || p.sequences.tokens <= p.sequences.count) return false;
+    if (records() || desc_.decode.width == 1 || p.sequences.rows() <= p.sequences.count) return false;
     const int64_t heads = int64_t{p.sequences.count} * p.form.value_heads;
     return desc_.decode.attention.state_dtype == KDA_FP32 || heads > 2 * int64_t{multiprocessors_};
   }

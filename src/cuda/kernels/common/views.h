@@ -92,6 +92,8 @@ struct SequenceRef {
   int64_t tokens = 0;  // T; of one sample if batched
   int32_t count = 0;   // N
   int32_t batched = 0;
+
+  KDA_HOST_DEVICE int64_t rows() const { return batched ? tokens * count : tokens; }  // of all samples
 };
 
 // A gate's parameters (E-1). A_log null: a = 1; dt_bias null: 0.

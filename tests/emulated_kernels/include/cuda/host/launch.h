@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "cuda/kernels/common/kernel_info.h"
@@ -23,8 +25,15 @@ inline Status prepare_kernel(const void*, const char*, int32_t = 0) { return {};
 
 unsigned char* dynamic_memory();
 
+// Kernels that were launched, in order.
+inline std::vector<std::string>& launched() {
+  static std::vector<std::string> names;
+  return names;
+}
+
 template <class Params>
 Status launch(const KernelInfo& kernel, const LaunchShape& shape, const Params& params, void*) {
+  launched().push_back(kernel.name);
   const auto function = reinterpret_cast<void (*)(Params)>(const_cast<void*>(kernel.function));
   for (int64_t y = 0; y < shape.rest; ++y) {
     for (int64_t x = 0; x < shape.x; x += shape.cluster) {
