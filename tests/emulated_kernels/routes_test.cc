@@ -27,7 +27,8 @@ Tensor random(kda_dtype dtype, const Shape& shape) {
 }
 
 // decode_step of one head: `samples` rows of `tokens` each, without offsets.
-std::vector<std::string> step_launches(int64_t samples, int64_t tokens, kda_dtype pool, bool batched) {
+std::vector<std::string> step_launches(int64_t samples, int64_t tokens, kda_dtype pool, bool batched,
+                                       kda_dtype windows = KDA_BF16) {
   const int64_t K = 128, width = 4, T = samples * tokens;
   kda_decode_step_desc d;
   kda_decode_step_desc_init(&d);
@@ -43,6 +44,7 @@ std::vector<std::string> step_launches(int64_t samples, int64_t tokens, kda_dtyp
   d.conv_width = 4;
   d.conv_parts = 1;
   d.conv_layout = KDA_CONV_SD;
+  d.conv_dtype = windows;
   const auto rows = [&](Shape inner) {
     if (batched) inner.insert(inner.begin(), {samples, tokens});
     else inner.insert(inner.begin(), T);
@@ -59,7 +61,7 @@ std::vector<std::string> step_launches(int64_t samples, int64_t tokens, kda_dtyp
     return s;
   }());
   const Tensor state = random(pool, {samples * width, 1, K, K});
-  const Tensor window = random(KDA_BF16, {samples * width, 3 + width - 1, 3 * K});
+  const Tensor window = random(windows, {samples * width, 3 + width - 1, 3 * K});
   const Tensor taps = random(KDA_FP32, {3 * K, 4}), weight = random(KDA_FP32, {K});
   auto args = sized<kda_decode_step_args>();
   args.decode.struct_size = sizeof args.decode;
@@ -86,6 +88,7 @@ TEST(Routes, StepsOfWindows) {
     EXPECT_EQ(step_launches(4, 1, KDA_FP32, batched), std::vector<std::string>{"decode_step_kernel"});
     EXPECT_TRUE(has(step_launches(2, 2, KDA_FP32, batched), "conv_step_kernel"));
     EXPECT_TRUE(has(step_launches(2, 4, KDA_FP32, batched), "conv_step_kernel"));
+    EXPECT_EQ(step_launches(2, 4, KDA_FP32, batched, KDA_FP32), std::vector<std::string>{"decode_step_kernel"});
     // States of 16 bits: up to two heads a multiprocessor (main.cc has eight) in one kernel.
     EXPECT_EQ(step_launches(16, 2, KDA_BF16, batched), std::vector<std::string>{"decode_step_kernel"});
     EXPECT_TRUE(has(step_launches(17, 2, KDA_BF16, batched), "conv_step_kernel"));

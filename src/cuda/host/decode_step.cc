@@ -311,9 +311,11 @@ class DecodeStepKernel final : public Kernel<DecodeStep> {
   bool records() const { return desc_.decode.mode == KDA_DECODE_RECORDS; }
 
   // Windows of several tokens by columns. One after the other the operators spread them over more warps; the fused
-  // kernel saves launches, which only short calls of 16-bit states notice (docs/kernels/decode_step.md).
+  // kernel saves launches, which only short calls of 16-bit states notice (docs/kernels/decode_step.md). The
+  // convolution by itself takes conv pools of another dtype than the inputs' element by element.
   bool chain_is_faster(const DecodeStepParams& p) const {
     if (records() || desc_.decode.width == 1 || p.sequences.rows() <= p.sequences.count) return false;
+    if (p.conv[0].window.dtype != p.form.io) return false;
     const int64_t heads = int64_t{p.sequences.count} * p.form.value_heads;
     return desc_.decode.attention.state_dtype == KDA_FP32 || heads > 2 * int64_t{multiprocessors_};
   }
