@@ -2,8 +2,8 @@
 // rounds in shuffled order beside two copy controls, raw samples to a JSON file. Usage: kda_gpu_prefill_bench
 // [--rounds R] [--filter SUBSTRING] [--gates bench,init,softplus] [--forms auto,fused,staged,beside,stages]
 // [--segments auto|N,N,...] [--json FILE]; `auto`: as plans choose; `beside`: the staged form's preparation beside
-// its chains, by the cost model's best divisions of the SMs for a fast, a middling and a slow preparation; `stages`:
-// the staged form's first kernel alone; `--forms all`: these, and cuts of long sequences.
+// its chains of two SMs each, and, as `beside1`, of one; `stages`: the staged form's first kernel alone; `--forms all`:
+// these, and cuts of long sequences.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -126,8 +126,10 @@ std::vector<std::string> split(const std::string& list) {
 using Choices = std::vector<std::pair<std::string, Form>>;
 
 void add_beside(Choices& all, const CallFacts& facts) {
-  const Form form = beside_form(facts);
-  if (form.wave > 0) all.emplace_back("beside", form);
+  for (const int chain_sms : {2, 1}) {
+    const Form form = beside_form(facts, chain_sms);
+    if (form.wave > 0) all.emplace_back(chain_sms == 2 ? "beside" : "beside1", form);
+  }
 }
 
 // The forms of a call that are to be measured, by name.

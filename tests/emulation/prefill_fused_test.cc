@@ -294,6 +294,14 @@ TEST(PrefillFusedEmulated, S08_SmsOfThePreparationAndOfChains) {
   EXPECT_EQ(choose_form({1, 32, 8192, 132}).wave, 32);
   EXPECT_EQ(choose_form({1, 32, 8192, 132, false}).wave, 32);  // the fused form's bits: batch_invariant too
   EXPECT_EQ(choose_form({1, 12, 8192, 132}).wave, 0);
+  // Sequences of unknown lengths: chains of one SM each beside their preparation, where enough SMs are left.
+  const CallFacts packed{6, 12, 8192, 132};
+  CallFacts even = packed;
+  even.is_even = true;
+  EXPECT_EQ(choose_form(packed).wave, 72);
+  EXPECT_EQ(choose_form(packed).prepare_ctas, 60);
+  EXPECT_EQ(choose_form(even).wave, 0);
+  EXPECT_EQ(choose_form({8, 12, 16384, 132}).wave, 0);
 }
 
 // Maps of whole sequences (S-3, S-9): the run without outputs from zero and from the identity; applied to the initial

@@ -158,7 +158,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     const int64_t most = std::min(desc_.max_sequences, fused::kMostStagedSequences);
     for (int64_t n = 1; n <= most; ++n) {
       for (int64_t tokens = desc_.max_tokens; tokens >= 1; tokens /= 2) {
-        const Space wanted = space(n, tokens);
+        const Space wanted = space(n, tokens, false);
         booked_.segment_bytes = std::max(booked_.segment_bytes, wanted.segment_bytes);
         booked_.stage_bytes = std::max(booked_.stage_bytes, wanted.stage_bytes);
       }
@@ -176,7 +176,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     fill_states(args, p);
     fill_checkpoints(args, p);
     const int64_t tokens = args.q.rank > 3 ? p.tokens * p.sequences : p.tokens;
-    const Space wanted = space(p.sequences, tokens);
+    const Space wanted = space(p.sequences, tokens, args.q.rank > 3);
     if (wanted.segment_bytes <= booked_.segment_bytes && wanted.stage_bytes <= booked_.stage_bytes) {
       p.segments = wanted.form.segments, p.wave = wanted.form.wave, p.prepare_ctas = wanted.form.prepare_ctas;
       if (wanted.segment_bytes > 0) p.segment_space = workspace.get<float>(segment_section_);
@@ -208,13 +208,13 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     fused::Form form;
     int64_t segment_bytes = 0, stage_bytes = 0;
   };
-  Space space(int64_t sequences, int64_t tokens) const {
+  Space space(int64_t sequences, int64_t tokens, bool is_even) const {
     Space space;
     if (desc_.max_checkpoints > 0) return space;
     const bool may_cut = desc_.segments != KDA_SEGMENTS_OFF && (desc_.flags & KDA_PLAN_BATCH_INVARIANT) == 0;
     const auto heads = static_cast<int32_t>(desc_.attention.num_value_heads);
-    space.form = fused::choose_form(
-        {sequences, heads, tokens, multiprocessors_, may_cut, sequences <= fused::kMostStagedSequences, diagonal_});
+    space.form = fused::choose_form({sequences, heads, tokens, multiprocessors_, may_cut,
+                                     sequences <= fused::kMostStagedSequences, diagonal_, is_even});
     space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, space.form.segments);
     if (space.form.is_staged) space.stage_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
     return space;

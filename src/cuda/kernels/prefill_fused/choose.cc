@@ -27,6 +27,8 @@ constexpr double kStepBytes = 55.8e3, kSummaryBytes = 33.3e3, kStateBytes = 131e
 // Beside one another: from the start until the first chain is under way; what is read and written of memory for an
 // item.
 constexpr double kBesideStart = 16, kItemBytes = 80.5e3;
+constexpr double kBesidePairItem = 1.45;  // a step of a chain on one SM, there
+constexpr double kUneven = 2;             // the longest of several sequences, of their mean, where nobody knows
 constexpr double kGain = 0.97;  // of the fused, uncut form's time: what another must save
 
 const ItemCosts& costs_of(const CallFacts& call) { return call.diagonal == Diagonal::kDyadic ? kDyadic : kAnchored; }
@@ -58,22 +60,42 @@ double fused_time(int64_t works, int64_t items, const CallFacts& call) {
          static_cast<double>(turns) * (costs_of(call).fused * steps + std::min(kFusedWork, kFusedFirst * steps));
 }
 
-double chain_time(int64_t works, int64_t items, double step_bytes, int sm_count) {
+double chain_time(int64_t works, int64_t items, double step_bytes, int sm_count, double longest = 1) {
   const bool is_lone = 2 * works <= sm_count;
   const auto turns = static_cast<double>(is_lone ? 1 : rounds(works, sm_count)), steps = static_cast<double>(items);
-  const double latency = turns * steps * (is_lone ? kLoneItem : kPairItem);
+  const double latency = std::max(turns, longest) * steps * (is_lone ? kLoneItem : kPairItem);
   const double memory = static_cast<double>(works) * (steps * step_bytes + kStateBytes) / kRate;
   return kChainStart + kChainWork * (turns - 1) + std::max(latency, memory);
 }
 
-// The chains of all works at once, two SMs each, the preparation on the other SMs.
-double beside_time(const Size& size, const Form& form, const ItemCosts& costs) {
+double preparation_time(const Size& size, const CallFacts& call) {
+  return kStageStart + kStageOrder * static_cast<double>(call.sequences * call.sequences) +
+         costs_of(call).stage * static_cast<double>(size.units * size.items) / call.sm_count;
+}
+
+// The chains of all works at once, the preparation on the other SMs. `longest`: of the sequences, of their mean.
+double beside_time(const Size& size, const Form& form, const CallFacts& call, double longest) {
+  const ItemCosts& costs = costs_of(call);
+  const bool is_lone = 2 * form.wave + form.prepare_ctas <= call.sm_count;
   const int64_t groups = int64_t{form.prepare_ctas} * costs.prepare_groups;
   const int64_t used = groups > form.wave ? groups - groups % form.wave : groups;
   const auto all = static_cast<double>(size.units * size.items), works = static_cast<double>(size.units);
-  return kBesideStart + std::max({costs.beside * costs.prepare_groups * all / static_cast<double>(used),
-                                  static_cast<double>(size.items) * kLoneItem + kChainWork,
-                                  (all * kItemBytes + works * kStateBytes) / kRate});
+  return kBesideStart +
+         std::max({costs.beside * costs.prepare_groups * all / static_cast<double>(used),
+                   longest * static_cast<double>(size.items) * (is_lone ? kLoneItem : kBesidePairItem) + kChainWork,
+                   (all * kItemBytes + works * kStateBytes) / kRate});
+}
+
+// Several sequences, whole, the preparation first: then the longest alone keeps the others' SMs idle. Chains of one
+// SM each beside the preparation hide it. They are taken where they gain as much by uneven sequences as they lose by
+// even ones.
+bool is_better_beside(const CallFacts& call, const Form& lone) {
+  const Size size = size_of(call, 1);
+  double gain = 0;
+  for (const double longest : {1.0, kUneven})
+    gain += preparation_time(size, call) + chain_time(size.units, size.steps, kStepBytes, call.sm_count, longest) -
+            beside_time(size, lone, call, longest);
+  return gain > 0;
 }
 
 bool is_empty(const CallFacts& call) { return call.sequences <= 0 || call.value_heads <= 0 || call.sm_count <= 0; }
@@ -83,12 +105,9 @@ bool is_empty(const CallFacts& call) { return call.sequences <= 0 || call.value_
 double expected_microseconds(const CallFacts& call, const Form& form) {
   if (is_empty(call)) return 0;
   const Size size = size_of(call, form.segments);
-  if (form.wave > 0) return beside_time(size, form, costs_of(call));
+  if (form.wave > 0) return beside_time(size, form, call, 1);
   const int64_t summaries = size.units * (2 * size.pieces - 3), all = size.units * size.pieces;
-  double time = 0;
-  if (form.is_staged)
-    time += kStageStart + kStageOrder * static_cast<double>(call.sequences * call.sequences) +
-            costs_of(call).stage * static_cast<double>(size.units * size.items) / call.sm_count;
+  double time = form.is_staged ? preparation_time(size, call) : 0;
   const auto add = [&](int64_t works, double step_bytes) {
     time += form.is_staged ? chain_time(works, size.steps, step_bytes, call.sm_count)
                            : fused_time(works, size.steps, call);
@@ -101,8 +120,8 @@ double expected_microseconds(const CallFacts& call, const Form& form) {
   return time;
 }
 
-Form beside_form(const CallFacts& call) {
-  const int64_t works = call.sequences * call.value_heads, left = (call.sm_count - 2 * works) / 2 * 2;
+Form beside_form(const CallFacts& call, int chain_sms) {
+  const int64_t works = call.sequences * call.value_heads, left = (call.sm_count - chain_sms * works) / 2 * 2;
   if (is_empty(call) || left < 2) return {};
   return {1, true, static_cast<int>(works), static_cast<int>(left)};
 }
@@ -121,6 +140,11 @@ Form choose_form(const CallFacts& call) {
     if (size_of(call, segments).pieces < 2) break;
     consider({segments, false});
     if (call.may_stage) consider({segments, true});
+  }
+  const bool is_staged_whole = best.is_staged && best.segments == 1 && best.wave == 0;
+  if (is_staged_whole && call.sequences > 1 && !call.is_even) {
+    const Form lone = beside_form(call, 1);
+    if (lone.wave > 0 && is_better_beside(call, lone)) return lone;
   }
   return best;
 }

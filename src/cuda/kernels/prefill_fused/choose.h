@@ -13,6 +13,7 @@ struct CallFacts {
   bool may_cut = true;                      // sequences into segments
   bool may_stage = true;                    // see may_be_staged
   Diagonal diagonal = Diagonal::kAnchored;  // of the gate
+  bool is_even = false;                     // sequences are known to be equally long
 };
 
 struct Form {
@@ -25,8 +26,8 @@ struct Form {
 double expected_microseconds(const CallFacts& call, const Form& form);
 // The cheapest form by that model.
 Form choose_form(const CallFacts& call);
-// All chains at once, two SMs each, the preparation beside them on the rest; wave 0 where these are too few. More
-// works than that in waves were measured too, and lose (docs/kernels/prefill.md).
-Form beside_form(const CallFacts& call);
+// All chains at once, two SMs each or one, the preparation beside them on the rest; wave 0 where these are too few.
+// More works than that in waves were measured too, and lose (docs/kernels/prefill.md).
+Form beside_form(const CallFacts& call, int chain_sms = 2);
 
 }  // namespace kda::cuda::prefill_fused
