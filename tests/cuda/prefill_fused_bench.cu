@@ -256,7 +256,7 @@ int main(int argc, char** argv) {
     allocate(set.a_log, 96), allocate(set.dt_bias, 96 * 128);
     bench_parameters(gates, set);
     const Gate family = gates == "softplus" ? Gate::kSoftplus : Gate::kBounded;
-    check(prepare_prefill_fused(family, Real::kBf16, -5.0f), "prepare");
+    check(prepare_prefill_fused(family, Real::kBf16, diagonal_for(family, -5.0f, true)), "prepare");
     for (const TableRow& shape : shapes()) {
       const std::string name = std::string(shape.name) + " H=" + std::to_string(shape.heads);
       if (!only.empty() && name.find(only) == std::string::npos) continue;
@@ -268,7 +268,7 @@ int main(int argc, char** argv) {
       allocate(device_cu, n + 1);
       check(cudaMemcpy(device_cu, cu.data(), (n + 1) * 4, cudaMemcpyHostToDevice), "cu");
       const CallFacts facts{
-          n, shape.heads, tokens, device.multiProcessorCount, true, true, diagonal_for(family, -5.0f)};
+          n, shape.heads, tokens, device.multiProcessorCount, true, true, diagonal_for(family, -5.0f, true)};
       for (const auto& [form, choice] : choices(facts, form_list, cut)) {
         Variant variant;
         variant.shape = shape, variant.gates = gates, variant.name = name, variant.form = form;

@@ -42,6 +42,19 @@ void small() {
   c = basic("fp32 gate, fp32 beta T=96", {96});
   c.gate_type = c.beta_type = Real::kF32;
   test(c);
+  for (const double bound : {-5.0, -5.198}) {  // factors of 2^-115 and 2^-120
+    c = basic("gates at their bound", {100});
+    c.lower_bound = bound;
+    for (float& x : c.gate) x = 100.0f;
+    test(c);
+    c.name = "the same, small queries";
+    for (uint16_t& x : c.q) x = bf16(1e-6 * from_bf16(x));
+    test(c);
+  }
+  c = basic("rows as they are T=96", {96});
+  c.normalize = 0;
+  for (uint16_t& x : c.k) x = bf16(0.125 * from_bf16(x));
+  test(c);
 }
 
 Problem varlen(const char* name) {

@@ -141,7 +141,9 @@ inline Result run(const Problem& c, Device& d) {
     d.p.stages = d.stages.data();
     d.p.wave = c.wave, d.p.prepare_ctas = c.prepare_ctas;
   }
-  check(prepare_prefill_fused(c.family, c.gate_type, static_cast<float>(c.lower_bound)), "prepare");
+  check(prepare_prefill_fused(c.family, c.gate_type,
+                              diagonal_for(c.family, static_cast<float>(c.lower_bound), c.normalize != 0)),
+        "prepare");
   check(launch_prefill_fused(d.p, c.family, c.gate_type, sm_count, nullptr), "launch");
   check(cudaDeviceSynchronize(), c.name.c_str());
   if (c.is_staged && !d.stages.guard_intact()) std::printf("FAIL stages overrun\n"), std::exit(1);

@@ -189,6 +189,14 @@ TEST(PrefillFusedEmulated, N09_BoundedGatesByLevels) {
   expect_release_targets(problem, run(problem, 1, Diagonal::kDyadic));
 }
 
+// Every block's last factor is 2^-115; queries of which normalising leaves 1e-3.
+TEST(PrefillFusedEmulated, H05_GatesAtTheirBoundAndSmallQueries) {
+  PrefillProblem problem({70}, 1, Gate::kBounded, 100.0);
+  expect_release_targets(problem, run(problem));
+  for (uint16_t& q : problem.q) q = static_cast<uint16_t>(q == 0 || q == 0x8000 ? q : q - (20 << 7));
+  problem.is_staged = true;
+  expect_release_targets(problem, run(problem));
+}
 TEST(PrefillFusedEmulated, P11_PlainGatesHeadsAndAnEmptySequence) {
   const PrefillProblem problem({64, 0, 5}, 2, Gate::kPlain);
   expect_release_targets(problem, run(problem, 2));

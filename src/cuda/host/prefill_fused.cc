@@ -112,10 +112,13 @@ Status give_stages(const kda_tensor& stages, fused::Params& p) {
   return {};
 }
 
+fused::Diagonal diagonal_of(const kda_attention_spec& a) {
+  return fused::diagonal_for(to_gate(a.gate_family), static_cast<float>(a.lower_bound), a.no_qk_norm == 0);
+}
+
 Status prepare_fused(const kda_attention_spec& a) {
-  return to_status(
-      fused::prepare_prefill_fused(to_gate(a.gate_family), to_real(a.gate_dtype), static_cast<float>(a.lower_bound)),
-      "prefill_fused_kernel");
+  return to_status(fused::prepare_prefill_fused(to_gate(a.gate_family), to_real(a.gate_dtype), diagonal_of(a)),
+                   "prefill_fused_kernel");
 }
 
 Status launch_fused(const fused::Params& p, const kda_attention_spec& a, int32_t device, int32_t multiprocessors,
@@ -144,8 +147,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
       : desc_(desc),
         device_(context.device.index),
         multiprocessors_(context.facts.multiprocessors),
-        diagonal_(
-            fused::diagonal_for(to_gate(desc.attention.gate_family), static_cast<float>(desc.attention.lower_bound))),
+        diagonal_(diagonal_of(desc.attention)),
         says_forms_(is_verbose()) {}
 
   Status prepare() const { return prepare_fused(desc_.attention); }

@@ -14,12 +14,11 @@ Kernel kernel_for(Real gate_type) {
                                  : static_cast<Kernel>(prefill_fused_kernel<Config<kGate, uint32_t, kDiagonal>>);
 }
 
-Kernel find_kernel(Gate gate, Real gate_type, float lower_bound) {
+Kernel find_kernel(Gate gate, Real gate_type, Diagonal diagonal) {
   switch (gate) {
     case Gate::kBounded:
-      return diagonal_for(gate, lower_bound) == Diagonal::kAnchored
-                 ? kernel_for<Gate::kBounded, Diagonal::kAnchored>(gate_type)
-                 : kernel_for<Gate::kBounded, Diagonal::kDyadic>(gate_type);
+      return diagonal == Diagonal::kAnchored ? kernel_for<Gate::kBounded, Diagonal::kAnchored>(gate_type)
+                                             : kernel_for<Gate::kBounded, Diagonal::kDyadic>(gate_type);
     case Gate::kSoftplus: return kernel_for<Gate::kSoftplus, Diagonal::kDyadic>(gate_type);
     case Gate::kPlain: return kernel_for<Gate::kPlain, Diagonal::kDyadic>(gate_type);
   }
@@ -28,14 +27,14 @@ Kernel find_kernel(Gate gate, Real gate_type, float lower_bound) {
 
 }  // namespace
 
-cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound) {
+cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, Diagonal diagonal) {
   // Setting a kernel's attributes loads it: a run that cuts sequences launches both.
   cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(merge_segments_kernel),
                                            cudaFuncAttributeMaxDynamicSharedMemorySize, MapShared::kBytes);
   if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(reinterpret_cast<const void*>(find_kernel(gate, gate_type, lower_bound)),
+  error = cudaFuncSetAttribute(reinterpret_cast<const void*>(find_kernel(gate, gate_type, diagonal)),
                                cudaFuncAttributeMaxDynamicSharedMemorySize, Shared::kBytes);
-  return error != cudaSuccess ? error : prepare_staged(gate, gate_type, lower_bound);
+  return error != cudaSuccess ? error : prepare_staged(gate, gate_type, diagonal);
 }
 
 cudaError_t launch_kernel(Kernel kernel, const Shape& shape, const Params& params, cudaStream_t stream) {
@@ -67,7 +66,7 @@ cudaError_t launch_pass(const Params& params, Gate gate, Real gate_type, int64_t
                         cudaStream_t stream) {
   if (params.stages != nullptr) return launch_chain(params, works, sm_count, stream);
   const int64_t clusters = std::min<int64_t>(works, std::max(1, sm_count / kClusterSize));
-  return launch_kernel(find_kernel(gate, gate_type, params.lower_bound),
+  return launch_kernel(find_kernel(gate, gate_type, diagonal_for(gate, params.lower_bound, params.normalize != 0)),
                        {clusters * kClusterSize, kThreads, Shared::kBytes}, params, stream);
 }
 
@@ -99,9 +98,8 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
   pass.pass = Pass::kSummaries;
   cudaError_t error = launch_pass(pass, gate, gate_type, units * (2 * params.segments - 3), sm_count, stream);
   if (error != cudaSuccess) return error;
-  error =
-      launch_kernel(merge_segments_kernel,
-                    {units * kMergeParts, kMapThreads, MapShared::kBytes, pass.stages != nullptr}, pass, stream);
+  error = launch_kernel(merge_segments_kernel,
+                        {units * kMergeParts, kMapThreads, MapShared::kBytes, pass.stages != nullptr}, pass, stream);
   if (error != cudaSuccess) return error;
   pass.pass = Pass::kSegments;
   return launch_pass(pass, gate, gate_type, units * params.segments, sm_count, stream);

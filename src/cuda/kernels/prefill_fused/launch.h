@@ -16,7 +16,7 @@ struct Shape {
 };
 cudaError_t launch_kernel(Kernel kernel, const Shape& shape, const Params& params, cudaStream_t stream);
 
-cudaError_t prepare_staged(Gate gate, Real gate_type, float lower_bound);
+cudaError_t prepare_staged(Gate gate, Real gate_type, Diagonal diagonal);
 cudaError_t launch_stages(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
 cudaError_t launch_chain(const Params& params, int64_t works, int sm_count, cudaStream_t stream);
 

@@ -18,18 +18,15 @@ template <Gate kGate, Diagonal kDiagonal>
 PrepareKernel prepare_for(Real gate_type) {
   using Narrow = Config<kGate, uint32_t, kDiagonal>;
   using Wide = Config<kGate, float2, kDiagonal>;
-  constexpr int kGroups = kPrepareGroups<Narrow>;
-  return {gate_type == Real::kF32 ? static_cast<Kernel>(prepare_stages_kernel<Wide>)
-                                  : static_cast<Kernel>(prepare_stages_kernel<Narrow>),
-          kGroups, PrepareShared<kGroups>::kBytes};
+  if (gate_type == Real::kF32) return {prepare_stages_kernel<Wide>, kPrepareGroups<Wide>, PreparePlan<Wide>::kBytes};
+  return {prepare_stages_kernel<Narrow>, kPrepareGroups<Narrow>, PreparePlan<Narrow>::kBytes};
 }
 
-PrepareKernel find_prepare(Gate gate, Real gate_type, float lower_bound) {
+PrepareKernel find_prepare(Gate gate, Real gate_type, Diagonal diagonal) {
   if (gate == Gate::kSoftplus) return prepare_for<Gate::kSoftplus, Diagonal::kDyadic>(gate_type);
   if (gate == Gate::kPlain) return prepare_for<Gate::kPlain, Diagonal::kDyadic>(gate_type);
-  return diagonal_for(gate, lower_bound) == Diagonal::kAnchored
-             ? prepare_for<Gate::kBounded, Diagonal::kAnchored>(gate_type)
-             : prepare_for<Gate::kBounded, Diagonal::kDyadic>(gate_type);
+  return diagonal == Diagonal::kAnchored ? prepare_for<Gate::kBounded, Diagonal::kAnchored>(gate_type)
+                                         : prepare_for<Gate::kBounded, Diagonal::kDyadic>(gate_type);
 }
 
 cudaError_t allow_shared(Kernel kernel, uint32_t bytes) {
@@ -52,8 +49,8 @@ cudaError_t launch_chain_of(const Params& params, int64_t works, int64_t room, c
 
 }  // namespace
 
-cudaError_t prepare_staged(Gate gate, Real gate_type, float lower_bound) {
-  const PrepareKernel prepare = find_prepare(gate, gate_type, lower_bound);
+cudaError_t prepare_staged(Gate gate, Real gate_type, Diagonal diagonal) {
+  const PrepareKernel prepare = find_prepare(gate, gate_type, diagonal);
   cudaError_t error = allow_shared(prepare.kernel, prepare.shared_bytes);
   for (const Kernel kernel : {chain_kernel<1, false>, chain_kernel<1, true>})
     if (error == cudaSuccess) error = allow_shared(kernel, ChainShared<1>::kBytes);
@@ -63,7 +60,8 @@ cudaError_t prepare_staged(Gate gate, Real gate_type, float lower_bound) {
 }
 
 cudaError_t launch_stages(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream) {
-  const PrepareKernel prepare = find_prepare(gate, gate_type, params.lower_bound);
+  const PrepareKernel prepare =
+      find_prepare(gate, gate_type, diagonal_for(gate, params.lower_bound, params.normalize != 0));
   const int64_t units = params.stage_positions * params.value_heads;
   Shape shape{std::min<int64_t>(units, sm_count), 128 * prepare.groups, prepare.shared_bytes};
   if (params.wave > 0) {

@@ -13,9 +13,10 @@ enum class Gate : int32_t { kBounded = 0, kSoftplus = 1, kPlain = 2 };
 enum class Diagonal : int32_t { kDyadic = 0, kAnchored = 1 };
 constexpr float kMinAnchoredBound = -5.198f;  // 16 |lb| log2(e) <= 120
 constexpr float kMinBound = -104.0f;          // below it the gate would need H-6's clamp: `lower_bound` refuses
-// What a gate's kernels are instantiated for.
-inline Diagonal diagonal_for(Gate gate, float lower_bound) {
-  return gate == Gate::kBounded && lower_bound >= kMinAnchoredBound ? Diagonal::kAnchored : Diagonal::kDyadic;
+// What a call's kernels are instantiated for. Keys of any length, times 2^120, would pass fp32's range.
+inline Diagonal diagonal_for(Gate gate, float lower_bound, bool normalize) {
+  return gate == Gate::kBounded && lower_bound >= kMinAnchoredBound && normalize ? Diagonal::kAnchored
+                                                                                 : Diagonal::kDyadic;
 }
 enum class Real : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
 // kWhole: sequences as they are. kSummaries: what every segment but the last does to the state. kSegments: all
@@ -124,6 +125,6 @@ int64_t staged_positions(const Params& params);
 constexpr int64_t kMostStagedSequences = 192, kStageTokens = 32;
 int64_t staged_workspace(int64_t positions, int32_t value_heads);
 // Loads the kernels and sets their attributes (plan creation, Y-20).
-cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, float lower_bound);
+cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, Diagonal diagonal);
 
 }  // namespace kda::cuda::prefill_fused

@@ -1,8 +1,11 @@
 // The second half of an item for bounded gates: diagonal blocks anchored at their first row (H-5b), tf32 operands.
 //
-// With c = floor(16 |lb| log2(e) / 2): rows 2^c 2^P_t, columns 2^-c 2^-P_t, both at most 2^60 in size; every row and
-// column factor lies in its past. The off-diagonal block reuses the rows (so its sums carry 2^c) with columns
-// f(B0, P_t) of block 0. K~, Q~ are the rows times 2^-c (block 0) or 2^(B0 - c) (block 1). Rounded once each (N-3).
+// Rows 2^P_t q, 2^P_t k, columns 2^-P_t k, 0 >= P_t >= -120: every row and column factor lies in its past. H-5b's two
+// halves of 2^c, which keep flushed rows away, are left out: neither these multiplications nor the tensor cores flush
+// subnormals, and tf32's reach down to 2^-136, so that a row's rounding adds at most 2^-17 (2^-21 at a bound of -5)
+// of its token's largest factor to an entry of A or M, below what tf32 and fp16 round off anyway. Keys are of length
+// 1 at most (diagonal_for), so columns stay finite. The off-diagonal block reuses the rows with columns f(B0, P_t) of
+// block 0. K~, Q~ are the rows, in block 1 times 2^B0. Rounded once each (N-3).
 #pragma once
 
 #include "cuda/kernels/prefill_fused/prepare_operands.cuh"
@@ -14,17 +17,12 @@ struct AnchoredRow {
   uint32_t k[4], q[4], column[4];
 };
 
-// Per-channel factors of a k-step (ChannelTotals).
-struct ChannelFactors {
-  float own[4];   // 2^(B + c): turns the columns into f(B, P_t) k
-  float rise[4];  // 2^-c (block 0), 2^(B0 - c) (block 1): turns rows into K~, Q~
-  float fall[4];  // 2^B1 (block 0), 1 (block 1): carries f on to the chunk's end
-};
-
 // Four channels of one token: tf32 operands, `edge` (block 0: column of the off-diagonal block), stage operands.
+// `before` is 2^B0, `after` brings columns to the chunk's end.
 __device__ __forceinline__ TokenOperands anchored_token(AnchoredRow& rows, uint32_t (&edge)[4], uint2 raw_q,
                                                         uint2 raw_k, float q_norm, float k_norm, uint32_t prefix_row,
-                                                        const ChannelFactors& channel, float scale, int block) {
+                                                        const float (&before)[4], const float (&after)[4],
+                                                        int block) {
   float q[4], k[4], prefix[4];
   unpack_scaled(q, raw_q.x, raw_q.y, q_norm);
   unpack_scaled(k, raw_k.x, raw_k.y, k_norm);
@@ -32,19 +30,23 @@ __device__ __forceinline__ TokenOperands anchored_token(AnchoredRow& rows, uint3
   float key[4], query[4], update[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float up = ptx::exp2_approx(prefix[i]) * scale;
+    const float up = ptx::exp2_approx(prefix[i]);
     key[i] = k[i] * up;
     query[i] = q[i] * up;
     update[i] = k[i] * ptx::reciprocal_approx(up);
     rows.k[i] = ptx::round_tf32(key[i]);
     rows.q[i] = ptx::round_tf32(query[i]);
     rows.column[i] = ptx::round_tf32(update[i]);
-    update[i] *= channel.own[i];
-    key[i] *= channel.rise[i];
-    query[i] *= channel.rise[i];
-    if (block == 0) edge[i] = ptx::round_tf32(update[i]);
-    update[i] *= channel.fall[i];
   }
+  if (block == 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) edge[i] = ptx::round_tf32(update[i] * before[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) key[i] *= before[i], query[i] *= before[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) update[i] *= after[i];
   TokenOperands operands = {pack_four(key), pack_four(query), {}, {}};
   pack_two_terms(update, operands.high, operands.low);
   return operands;
@@ -79,24 +81,18 @@ struct AnchoredPlace {
 
 template <int kStep, class Sink>
 __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEdges& edges, const BlockRows& raw,
-                                              const Norms& norms, const AnchoredPlace& place, float scale, float down,
-                                              int block, Sink& sink) {
-  ChannelFactors channel;
-  float other[4];
-  load_prefix4(channel.own, place.totals + ChannelTotals::kUp + block * 128 + kStep * 16);
-  load_prefix4(other, place.totals + (block == 0 ? ChannelTotals::kAfter : ChannelTotals::kBefore) + kStep * 16);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    channel.rise[i] = block == 0 ? down : other[i];
-    channel.fall[i] = block == 0 ? other[i] : 1.0f;
-  }
+                                              const Norms& norms, const AnchoredPlace& place, int block, Sink& sink) {
+  const uint32_t totals = place.totals + kStep * 16;
+  float before[4], after[4];
+  load_prefix4(before, totals + ChannelTotals::kBefore);
+  load_prefix4(after, totals + ChannelTotals::kAfter + block * 128);
   // The swizzle decides which half of 32 bytes k-step 0 of a prefix row is.
   const uint32_t row_a = kStep == 0 ? place.row_a : place.row_a ^ 16;
   const uint32_t row_b = kStep == 0 ? place.row_b : place.row_b ^ 16;
   AnchoredRow a;
   sink.template put<0>(place.at_a, kStep,
                        anchored_token(a, edges.a[kStep], step_half<kStep>(raw.q[0]), step_half<kStep>(raw.k[0]),
-                                      norms.qa, norms.ka, row_a, channel, scale, block));
+                                      norms.qa, norms.ka, row_a, before, after, block));
   // All products of a's rows before b's are made: registers are short.
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
@@ -108,7 +104,7 @@ __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEd
   AnchoredRow b;
   sink.template put<1>(place.at_b(), kStep,
                        anchored_token(b, edges.b[kStep], step_half<kStep>(raw.q[1]), step_half<kStep>(raw.k[1]),
-                                      norms.qb, norms.kb, row_b, channel, scale, block));
+                                      norms.qb, norms.kb, row_b, before, after, block));
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     multiply_anchored(scores.top, b, a.column, i);
@@ -138,8 +134,6 @@ __device__ __forceinline__ Quad merge_anchored(const Quad& aa, const Quad& bb, c
 template <int kUnroll, class Sink>
 __device__ __forceinline__ void build_anchored(const RawRows& raw, const ProducerLane& me, uint32_t scratch,
                                                uint32_t area, Sink sink) {
-  const float2 anchor = ptx::load_shared_f2(area + GroupArea::kSource + Source::kAnchor);
-  const float scale = anchor.x, down = anchor.y;
   AnchoredPlace place;
   place.row_a = scratch + prefix_offset(me.token_a, 2 * me.c);
   place.row_b = scratch + prefix_offset(me.token_b, 2 * me.c);
@@ -148,21 +142,21 @@ __device__ __forceinline__ void build_anchored(const RawRows& raw, const Produce
   NormView view(area, me);
   uint32_t quads = scratch + me.lane * 16;
   AnchoredScores scores;
-  AnchoredEdges edges = {};
+  AnchoredEdges edges;
   BlockRows rows = block_rows(raw, 0);
 #pragma unroll kUnroll
   for (int block = 0; block < 2; ++block) {
     const Norms norms = view.load();
     view.to_next_block();
     scores.top = scores.aa = scores.bb = Quad();
-    anchored_step<0>(scores, edges, rows, norms, place, scale, down, block, sink);
-    anchored_step<1>(scores, edges, rows, norms, place, scale, down, block, sink);
+    anchored_step<0>(scores, edges, rows, norms, place, block, sink);
+    anchored_step<1>(scores, edges, rows, norms, place, block, sink);
     __syncwarp();  // block 0: prefix rows 0..7 are read no more; block 1: none is
     write_quad(scores.top, 0, quads);
     write_quad(merge_anchored(scores.aa, scores.bb, me), 1, quads);
     quads += 1024;
     place.to_next_block();
-    rows = block_rows(raw, 1);
+    if (block == 0) rows = block_rows(raw, 1);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) write_quad(scores.cross[i], i, quads);

@@ -242,10 +242,10 @@ __device__ __forceinline__ void write_quad(const Quad& q, int quad, uint32_t qua
 
 // Norm factors of all tokens, {q, k} each, to the warp's part of the system's place, which is free until scores are
 // summed: a lane makes those of one token. A __syncwarp must follow.
-__device__ __forceinline__ void write_norms(const Params& p, uint32_t area, const ProducerLane& me) {
-  ptx::store_shared(
-      area + GroupArea::kNorms + me.warp * 256 + me.lane * 8,
-      float2{norm_factor(p, load_sum(area, kSumQ, me.lane)), norm_factor(p, load_sum(area, kSumK, me.lane))});
+__device__ __forceinline__ void write_norms(bool normalize, uint32_t area, const ProducerLane& me) {
+  ptx::store_shared(area + GroupArea::kNorms + me.warp * 256 + me.lane * 8,
+                    float2{norm_factor(normalize, load_sum(area, kSumQ, me.lane)),
+                           norm_factor(normalize, load_sum(area, kSumK, me.lane))});
 }
 
 // Those of this lane's tokens.
@@ -316,14 +316,16 @@ __device__ __forceinline__ void build_dyadic(const RawRows& raw, const ProducerL
   for (int it = 0; it < 4; ++it) {
     const int block = it >> 1, step = it & 1;
     dyadic_step(top, levels, cross, columns, rows, norms, view,
-                totals + (block == 0 ? ChannelTotals::kAfter : ChannelTotals::kBefore) + step * 16, at_a, at_b, block,
-                step, sink);
+                totals + (block == 0 ? ChannelTotals::kAfter1 : ChannelTotals::kBefore) + step * 16, at_a, at_b,
+                block, step, sink);
     view.to_next(step);
     at_a += step * 2048, at_b += step * 2048;
-    if (it == 0) rows = step_rows(raw, 0, 1);
-    else if (it == 1) rows = step_rows(raw, 1, 0);
-    else rows = step_rows(raw, 1, 1);
-    if (step == 0) continue;
+    if (step == 0) {
+      const StepRows first = step_rows(raw, 0, 1), second = step_rows(raw, 1, 1);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows.x[i] = block == 0 ? first.x[i] : second.x[i];
+      continue;
+    }
     __syncwarp();  // block 0: prefix rows 0..7 are read no more; block 1: none is
     write_quad(top, 0, quads);
     write_quad(merge_levels(levels, me), 1, quads);
@@ -331,6 +333,7 @@ __device__ __forceinline__ void build_dyadic(const RawRows& raw, const ProducerL
     top = Quad();
     levels = Levels();
     if (it == 3) break;
+    rows = step_rows(raw, 1, 0);
     sums.to_next_block();
     norms = sums.load();
   }

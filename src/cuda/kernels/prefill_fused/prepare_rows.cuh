@@ -1,9 +1,8 @@
-// Producer warps, first half of an item: raw rows to log decays, prefix sums, norms, beta.
+// Producer warps, first half of an item: where rows come from and wait, norms, beta (gates: prepare_gates.cuh).
 //
-// A warp owns 32 of the 128 key channels and all 32 tokens, so the gate never leaves the warp. Two register layouts:
-//   gate layout      lane = channel pair (lane % 16) of token block (lane / 16): prefix sums run inside a lane
-//   fragment layout  lane = 4*g + c holds 8 channels (8c..8c+7) of tokens a = tau(g) and b = 15 - a of each block:
-//                    at every dyadic level one of the two is a row and the other a column (H-5a)
+// A warp owns 32 of the 128 key channels and all 32 tokens, so the gate never leaves the warp. Fragment layout: lane
+// = 4*g + c holds 8 channels (8c..8c+7) of tokens a = tau(g) and b = 15 - a of each block: at every dyadic level one
+// of the two is a row and the other a column (H-5a).
 #pragma once
 
 #include "cuda/kernels/prefill_fused/gate.cuh"
@@ -79,13 +78,25 @@ struct RawGates<float2> {
   uint4 x[1][2][2];
 };
 
+// Rows of an item that wait in shared memory, copied an item ahead without registers: q, k and bf16 gates, [32 rows]
+// of 256 bytes each. The 64-byte halves of a 128-byte line change places so that neither loads of 8 channels by
+// tokens a and b nor those of a channel pair of both blocks meet in a bank.
+struct RowsAhead {
+  static constexpr uint32_t kTensor = 8192, kQ = 0, kK = kTensor, kGate = 2 * kTensor, kBytes = 3 * kTensor;
+  uint32_t rows;
+  // Of tokens of block 0, `column` a multiple of 16 bytes. Block 1 lies at (x ^ 64) + 4096.
+  static __device__ uint32_t offset(uint32_t token, uint32_t column) {
+    return token * 256 + (column ^ ((token >> 2) & 1) * 64);
+  }
+};
+
 // What a producer group keeps of its open work, in shared memory: byte addresses of the sequence's first token.
 struct Source {
-  static constexpr uint32_t kQ = 0, kK = 8, kGate = 16, kBeta = 24, kLength = 32,  // in GroupArea::kSource
+  static constexpr uint32_t kQ = 0, kK = kQ + 8, kGate = 16, kBeta = 24, kItems = 32,  // in GroupArea::kSource
       kFactors = 40,   // of the gate: {factor, lower bound * log2(e)}
-      kAnchor = 48,    // {2^c, 2^-c} of H-5b
       kSteps = 56,     // bytes of a token row of q, k
-      kGateStep = 80;  // and of the gate
+      kGateStep = 80,  // and of the gate
+      kBetaStep = 88;  // of beta, 64 bits
 };
 
 __device__ __forceinline__ void load_pair(uint32_t& x, const void* base, int64_t element) {
@@ -127,11 +138,7 @@ __device__ __forceinline__ void prefetch_state(const Params& p, const Work& work
     ptx::prefetch_block_to_l2(at, rows * kDim * static_cast<uint32_t>(size));
 }
 
-// 2^c of H-5b; at most 2^60 for the bounds that the anchored form serves (kMinAnchoredBound).
-__device__ __forceinline__ float anchor_scale(float lower_bound) {
-  const int c = static_cast<int>(8.0f * fabsf(lower_bound) * kLog2e);
-  return __int_as_float((127 + min(c, 60)) << 23);
-}
+__device__ __forceinline__ int beta_size(const Params& p) { return p.beta_type == Real::kF32 ? 4 : 2; }
 
 // What a group keeps of a work's rows, to `source`: by one thread.
 template <class GateT>
@@ -144,9 +151,10 @@ __device__ __forceinline__ void open_rows(const Params& p, const Work& work, uin
   ptx::store_shared(source + Source::kK, bytes(p.k, row_offset(p.k_rows, work, 0, query_head), 2));
   ptx::store_shared(source + Source::kGate,
                     bytes(p.gate, row_offset(p.gate_rows, work, 0, work.head), sizeof(GateT) / 2));
-  ptx::store_shared(source + Source::kBeta,
-                    bytes(p.beta, row_offset(p.beta_rows, work, 0, work.head), p.beta_type == Real::kF32 ? 4 : 2));
-  ptx::store_shared(source + Source::kLength, static_cast<uint64_t>(work.span.length));
+  ptx::store_shared(source + Source::kBeta, bytes(p.beta, row_offset(p.beta_rows, work, 0, work.head), beta_size(p)));
+  const uint32_t last = item_total(work.span.length) - 1;
+  ptx::store_shared(source + Source::kItems,
+                    uint2{last, static_cast<uint32_t>(work.span.length - int64_t{last} * kChunk)});
 }
 
 // And of its head: by `threads` threads.
@@ -156,12 +164,11 @@ __device__ __forceinline__ void open_head(const Params& p, int head, uint32_t ar
   if (index == 0) {
     const float factor = gate_factor(p.a_log != nullptr ? p.a_log[head] : 0.0f, p.a_log != nullptr);
     ptx::store_shared(source + Source::kFactors, float2{factor, p.lower_bound * kLog2e});
-    const float scale = anchor_scale(p.lower_bound);
-    ptx::store_shared(source + Source::kAnchor, float2{scale, 1.0f / scale});
     ptx::store_shared(source + Source::kSteps,
                       uint2{2 * static_cast<uint32_t>(p.q_rows.token), 2 * static_cast<uint32_t>(p.k_rows.token)});
     ptx::store_shared(source + Source::kGateStep,
                       static_cast<uint32_t>(sizeof(GateT) / 2) * static_cast<uint32_t>(p.gate_rows.token));
+    ptx::store_shared(source + Source::kBetaStep, static_cast<uint64_t>(p.beta_rows.token * beta_size(p)));
   }
   for (int i = index; i < kDim; i += threads) {
     const float x = p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(head) * kDim + i] : 0.0f;
@@ -169,10 +176,11 @@ __device__ __forceinline__ void open_head(const Params& p, int head, uint32_t ar
   }
 }
 
-// Tokens of item `index`, at most kChunk (more than that or fewer than 1 at the ends never matter).
+// Tokens of item `index` of the open work, at most kChunk; 0 behind its end.
 __device__ __forceinline__ int item_count(uint32_t area, int index) {
-  const int64_t length = static_cast<int64_t>(ptx::load_shared_u64(area + GroupArea::kSource + Source::kLength));
-  return static_cast<int>(min(length - static_cast<int64_t>(index) * kChunk, static_cast<int64_t>(kChunk)));
+  const uint2 last = ptx::load_shared_u2(area + GroupArea::kSource + Source::kItems);
+  const auto item = static_cast<uint32_t>(index);
+  return item < last.x ? kChunk : (item == last.x ? static_cast<int>(last.y) : 0);
 }
 
 // Address of byte `column` of the item's first row in a tensor of the open work.
@@ -182,21 +190,27 @@ __device__ __forceinline__ const char* source_row(uint32_t area, uint32_t tensor
   return row_address(reinterpret_cast<const char*>(base + column), static_cast<uint32_t>(index) * kChunk, step);
 }
 
-// This lane's tokens of blocks [first, first + kBlocks) from base + token * step bytes; the rows from token `last` +
-// 1 on, which do not exist, are read as row `last`.
-template <int kBlocks, int kParts>
-__device__ __forceinline__ void load_tokens(uint4 (&x)[kBlocks][2][kParts], const char* base, uint32_t step,
-                                            int first, int last, const ProducerLane& me) {
+// f(block, side, address) for this lane's tokens of blocks [first, first + kBlocks) from base + token * step bytes;
+// the rows from token `last` + 1 on, which do not exist, are read as row `last`.
+template <int kBlocks, class F>
+__device__ __forceinline__ void for_tokens(const char* base, uint32_t step, int first, int last,
+                                           const ProducerLane& me, const F& f) {
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int token = 16 * (first + block) + (side == 0 ? me.token_a : me.token_b);
-      const char* at = row_address(base, min(token, last), step);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) x[block][side][part] = ptx::load_global_16(at + 16 * part);
+      f(block, side, row_address(base, min(token, last), step));
     }
   }
+}
+template <int kBlocks, int kParts>
+__device__ __forceinline__ void load_tokens(uint4 (&x)[kBlocks][2][kParts], const char* base, uint32_t step,
+                                            int first, int last, const ProducerLane& me) {
+  for_tokens<kBlocks>(base, step, first, last, me, [&](int block, int side, const char* at) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) x[block][side][part] = ptx::load_global_16(at + 16 * part);
+  });
 }
 
 // Rows from `count` on become `padding` (H-7). Only the last item of a sequence needs it.
@@ -223,6 +237,50 @@ __device__ __forceinline__ void load_rows(RawRows& raw, uint32_t area, int index
   load_tokens(raw.k, source_row(area, Source::kK, index, steps.y, column), steps.y, 0, count - 1, me);
 }
 
+// Copies an item's rows to where they wait: whole rows, by all warps.
+__device__ __forceinline__ void copy_rows_ahead(uint32_t area, int index, int count, const RowsAhead& to,
+                                                const ProducerLane& me) {
+  const uint2 steps = ptx::load_shared_u2(area + GroupArea::kSource + Source::kSteps);
+  const uint32_t gate_step = ptx::load_shared_u32(area + GroupArea::kSource + Source::kGateStep);
+  const int row = 2 * me.warp + (me.lane >> 4);
+  const uint32_t column = (me.lane & 15) * 16, target = to.rows + RowsAhead::offset(row, column);
+  const auto copy = [&](uint32_t tensor, uint32_t step, uint32_t first) {
+    const char* base = source_row(area, tensor, index, step, column);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::copy_async_16((target ^ (i >> 1) * 64) + first + i * 2048,
+                         row_address(base, min(row + 8 * i, count - 1), step), 16);
+  };
+  copy(Source::kGate, gate_step, RowsAhead::kGate);
+  copy(Source::kQ, steps.x, RowsAhead::kQ);
+  copy(Source::kK, steps.y, RowsAhead::kK);
+  ptx::copy_async_commit();
+}
+// This lane's rows of q and k.
+__device__ __forceinline__ void take_rows(RawRows& raw, const RowsAhead& from, const ProducerLane& me) {
+  const uint32_t column = 64 * me.warp + 16 * me.c;
+  const uint32_t at[2] = {from.rows + RowsAhead::offset(me.token_a, column),
+                          from.rows + RowsAhead::offset(me.token_b, column)};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t place = i < 2 ? at[i] : (at[i - 2] ^ 64) + 4096;
+    raw.q[i / 2][i % 2][0] = ptx::load_shared_u4(place + RowsAhead::kQ);
+    raw.k[i / 2][i % 2][0] = ptx::load_shared_u4(place + RowsAhead::kK);
+  }
+}
+// This warp's raw gates that wait, from token `count` on, become `padding` (H-7).
+__device__ __forceinline__ void pad_gates_ahead(const RowsAhead& at, int count, uint32_t padding,
+                                                const ProducerLane& me) {
+  if (__builtin_expect(count >= kChunk, 1)) return;
+#pragma unroll 1
+  for (int token = me.lane >> 2; token < kChunk; token += 8) {
+    if (token < count) continue;
+    const uint32_t block = token >> 4, place = RowsAhead::offset(token & 15, 64 * me.warp + 16 * me.c);
+    ptx::store_shared(at.rows + RowsAhead::kGate + (place ^ block * 64) + block * 4096,
+                      uint4{padding, padding, padding, padding});
+  }
+}
+
 // Gates of blocks [first, first + kBlocks).
 template <Gate kGate, class GateT>
 __device__ __forceinline__ void load_gates(RawGates<GateT>& raw, uint32_t area, int index, int first, int count,
@@ -233,106 +291,33 @@ __device__ __forceinline__ void load_gates(RawGates<GateT>& raw, uint32_t area, 
   load_tokens(raw.x, base, step, first, count - 1, me);
 }
 
-// The raw gates as fp32 to where their prefix sums will stand.
-template <Gate kGate, class GateT>
-__device__ __forceinline__ void stage_gates(RawGates<GateT>& raw, int first, int count, uint32_t scratch,
-                                            const ProducerLane& me) {
-  pad_tokens(raw.x, first, count, padding_gate<kGate, GateT>(), me);
-#pragma unroll
-  for (int block = 0; block < RawGates<GateT>::kBlocks; ++block) {
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      const uint32_t token = side == 0 ? me.token_a : me.token_b;
-      const uint32_t at = scratch + prefix_offset(token, 2 * me.c) + (first + block) * 2048;
-      const uint4& x = raw.x[block][side][0];
-      if constexpr (sizeof(GateT) == 4) {
-        ptx::store_shared(at,
-                          float4{ptx::bf16_low(x.x), ptx::bf16_high(x.x), ptx::bf16_low(x.y), ptx::bf16_high(x.y)});
-        ptx::store_shared(at ^ 16,
-                          float4{ptx::bf16_low(x.z), ptx::bf16_high(x.z), ptx::bf16_low(x.w), ptx::bf16_high(x.w)});
-      } else {
-        ptx::store_shared(at, x);
-        ptx::store_shared(at ^ 16, raw.x[block][side][1]);
-      }
-    }
-  }
-}
-
 // Where beta of token `lane` of an item of the open work lies.
-__device__ __forceinline__ const char* beta_address(const Params& p, uint32_t area, int index, int lane) {
+__device__ __forceinline__ const char* beta_address(uint32_t area, int index, int lane) {
   const uint64_t base = ptx::load_shared_u64(area + GroupArea::kSource + Source::kBeta);
-  const int64_t at = (static_cast<int64_t>(index) * kChunk + lane) * p.beta_rows.token;
-  return reinterpret_cast<const char*>(base) + at * (p.beta_type == Real::kF32 ? 4 : 2);
+  const uint64_t step = ptx::load_shared_u64(area + GroupArea::kSource + Source::kBetaStep);
+  return reinterpret_cast<const char*>(base) + static_cast<uint32_t>(index * kChunk + lane) * step;
 }
 
-// Asks the L2 for this warp's query and key columns of a later item of the open work, one warp also for its betas:
-// lane = token.
-__device__ __forceinline__ void prefetch_rows(const Params& p, uint32_t area, int index, bool with_beta,
-                                              const ProducerLane& me) {
+// Asks the L2 for rows of q (warps 0 and 1: half a row each) or k of a later item of the open work, one warp also for
+// its betas: lane = token.
+__device__ __forceinline__ void prefetch_rows(uint32_t area, int index, bool with_beta, const ProducerLane& me) {
   if (me.lane >= item_count(area, index)) return;
-  const uint2 steps = ptx::load_shared_u2(area + GroupArea::kSource + Source::kSteps);
-  const uint32_t column = 64 * me.warp;
-  ptx::prefetch_to_l2(row_address(source_row(area, Source::kQ, index, steps.x, column), me.lane, steps.x));
-  ptx::prefetch_to_l2(row_address(source_row(area, Source::kK, index, steps.y, column), me.lane, steps.y));
-  if (with_beta && me.warp == 0) ptx::prefetch_to_l2(beta_address(p, area, index, me.lane));
+  const uint32_t source = area + GroupArea::kSource, is_key = me.warp >> 1;
+  const uint64_t base = ptx::load_shared_u64(source + Source::kQ + 8 * is_key) + 128 * (me.warp & 1);
+  const uint32_t step = ptx::load_shared_u32(source + Source::kSteps + 4 * is_key);
+  const char* at = row_address(reinterpret_cast<const char*>(base), index * kChunk + me.lane, step);
+  ptx::prefetch_to_l2(at);
+  ptx::prefetch_to_l2(at + 64);
+  if (with_beta && me.warp == 0) ptx::prefetch_to_l2(beta_address(area, index, me.lane));
 }
 
 // The raw beta of token `lane` of an item, as it lies in memory: widened only when it is needed (raw_beta).
 __device__ __forceinline__ uint32_t load_raw_beta(const Params& p, uint32_t area, int index, int lane) {
-  const char* at = beta_address(p, area, index, lane);
+  const char* at = beta_address(area, index, lane);
   return p.beta_type == Real::kF32 ? *reinterpret_cast<const uint32_t*>(at) : *reinterpret_cast<const uint16_t*>(at);
 }
 __device__ __forceinline__ float raw_beta(const Params& p, uint32_t raw) {
   return __uint_as_float(p.beta_type == Real::kF32 ? raw : raw << 16);
-}
-
-// kCount tokens of a channel pair, from `at` on, log decays added up in place. The swizzle changes every four tokens.
-template <Gate kGate, int kCount>
-__device__ __forceinline__ void add_gates(float2& sum, const float2 (&raw)[kCount], uint32_t at, const float2& bias,
-                                          const float2& factors) {
-#pragma unroll
-  for (int t = 0; t < kCount; ++t) {
-    sum.x = add_log_decay<kGate>(sum.x, raw[t].x, bias.x, factors.x, factors.y);
-    sum.y = add_log_decay<kGate>(sum.y, raw[t].y, bias.y, factors.x, factors.y);
-    ptx::store_shared((t < 4 ? at : at ^ 16) + t * 128, sum);
-  }
-}
-template <int kCount>
-__device__ __forceinline__ void load_pairs(float2 (&raw)[kCount], uint32_t at) {
-#pragma unroll
-  for (int t = 0; t < kCount; ++t) raw[t] = ptx::load_shared_f2((t < 4 ? at : at ^ 16) + t * 128);
-}
-
-// Raw gates in this warp's scratch to block-local inclusive prefix sums of log2-decays, in place (H-3c): a lane owns
-// a channel pair of 16 tokens.
-template <Gate kGate>
-__device__ __forceinline__ void write_prefix_sums(uint32_t area, const ProducerLane& me, uint32_t scratch) {
-  const int pair = me.lane & 15;
-  const float2 bias = ptx::load_shared_f2(area + GroupArea::kBias + (32 * me.warp + 2 * pair) * 4);
-  const float2 factors = ptx::load_shared_f2(area + GroupArea::kSource + Source::kFactors);
-  uint32_t at = scratch + (me.lane >> 4) * 2048 + (pair >> 1) * 16 + (pair & 1) * 8;
-  float2 sum = {0.0f, 0.0f};
-  if constexpr (kGate == Gate::kBounded) {
-    float2 next[8];
-    load_pairs(next, at);
-#pragma unroll 1
-    for (int batch = 0; batch < 2; ++batch) {
-      float2 raw[8];
-#pragma unroll
-      for (int t = 0; t < 8; ++t) raw[t] = next[t];
-      if (batch == 0) load_pairs(next, at + 1024);  // ahead of use: shared memory answers late here
-      add_gates<kGate>(sum, raw, at, bias, factors);
-      at += 1024;
-    }
-  } else {  // a longer body: fewer copies of it
-#pragma unroll 1
-    for (int batch = 0; batch < 4; ++batch) {
-      float2 raw[4];
-      load_pairs(raw, at);
-      add_gates<kGate>(sum, raw, at, bias, factors);
-      at = (at + 512) ^ 16;
-    }
-  }
 }
 
 __device__ __forceinline__ float load_prefix(uint32_t scratch, int token, int channel) {
@@ -395,8 +380,11 @@ __device__ __forceinline__ float load_sum(uint32_t area, int kind, int token) {
 }
 
 // Factor that normalises a row with this sum of squares (E-4).
+__device__ __forceinline__ float norm_factor(bool normalize, float sum) {
+  return normalize ? ptx::rsqrt_approx(sum + 1e-6f) : 1.0f;
+}
 __device__ __forceinline__ float norm_factor(const Params& p, float sum) {
-  return p.normalize ? ptx::rsqrt_approx(sum + 1e-6f) : 1.0f;
+  return norm_factor(p.normalize != 0, sum);
 }
 
 }  // namespace kda::cuda::prefill_fused

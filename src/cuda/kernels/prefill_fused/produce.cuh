@@ -5,6 +5,9 @@
 // CTA by two bulk copies: the operands before the solve, the rest after it.
 #pragma once
 
+#include <type_traits>
+
+#include "cuda/kernels/prefill_fused/prepare_gates.cuh"
 #include "cuda/kernels/prefill_fused/solve.cuh"
 #include "cuda/ptx/mbarrier.h"
 
@@ -64,13 +67,16 @@ struct Place {
 // In the fused kernel: the groups share a ring of stages with the other CTA's.
 struct RingPlace : Place {
   uint32_t rank, number, full;
-  __device__ RingPlace(uint32_t thread, uint32_t window)
-      : Place{ProducerLane(static_cast<int>(renew(thread)), static_cast<int>(renew(thread) >> 7) - 1), 0, 0, 0, 0},
+  // `thread_in_group`: where the group's part of shared memory starts plus the thread's index.
+  __device__ RingPlace(uint32_t thread_in_group, uint32_t window)
+      : Place{ProducerLane(static_cast<int>(renew(thread_in_group) & 1023),
+                           static_cast<int>((renew(thread_in_group) & 1023) >> 7) - 1),
+              0, 0, 0, 0},
         rank(ptx::rank_of_window(window)) {
     const uint32_t shared = renew(window);
     number = me.group * kClusterSize + rank;  // its stage
-    area = shared + Shared::kGroup + me.group * kGroupBytes;
-    group_scratch = shared + Shared::kScratch + me.group * kScratchBytes;
+    group_scratch = renew(thread_in_group) & ~1023u;
+    area = group_scratch + Shared::kArea;
     scratch = group_scratch + me.warp * 4096;
     stage = shared + Shared::kStage + number * Stage::kStride;
     full = shared + Shared::kBarriers + number * 8;
@@ -79,10 +85,11 @@ struct RingPlace : Place {
 
 // First step of an item: prefix sums, norms, beta; a group barrier must follow. The group's next item is `ahead_by`
 // items on.
-template <class C, int kUnroll>
-__device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index, const Place& at,
-                                             RawGates<typename C::GateT>& ahead, int ahead_by) {
+template <class C, int kUnroll, class Ahead>
+__device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index, const Place& at, Ahead&& ahead,
+                                             int ahead_by) {
   using GateT = typename C::GateT;
+  constexpr bool kWait = std::is_same_v<std::remove_cvref_t<Ahead>, RowsAhead>;  // rows wait in shared memory
   const ProducerLane& me = at.me;
   const int count = item_count(at.area, index);
   // Beta of token `lane`, widened only behind the norms. Loads in flight are waited for together: asked for here it
@@ -92,25 +99,33 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
   constexpr bool kBetaFirst = kUnroll == 1;
   uint32_t beta = 0;
   if (kBetaFirst && me.warp == 0 && me.lane < count) beta = load_raw_beta(p, at.area, index, me.lane);
-  stage_gates<C::kGate>(ahead, 0, count, at.scratch, me);
-  if constexpr (RawGates<GateT>::kBlocks == 1) {
-    load_gates<C::kGate>(ahead, at.area, index, 1, count, me);
-    stage_gates<C::kGate>(ahead, 1, count, at.scratch, me);
+  if constexpr (kWait) {
+    pad_gates_ahead(ahead, count, padding_gate<C::kGate, GateT>(), me);
+  } else {
+    stage_gates<C::kGate>(ahead, 0, count, at.scratch, me);
+    if constexpr (RawGates<GateT>::kBlocks == 1) {
+      load_gates<C::kGate>(ahead, at.area, index, 1, count, me);
+      stage_gates<C::kGate>(ahead, 1, count, at.scratch, me);
+    }
   }
   // The other gates' longer arithmetic needs the registers that the rows would wait in.
   constexpr bool kRowsFirst = C::kGate == Gate::kBounded;
-  if constexpr (kRowsFirst) load_rows(raw, at.area, index, count, me);
+  if constexpr (kRowsFirst && !kWait) load_rows(raw, at.area, index, count, me);
   if constexpr (!kBetaFirst) beta = load_raw_beta(p, at.area, index, min(me.lane, count - 1));
   __syncwarp();
-  write_prefix_sums<C::kGate>(at.area, me, at.scratch);
-  if constexpr (!kRowsFirst) load_rows(raw, at.area, index, count, me);
+  std::conditional_t<kWait, NarrowAhead, InPlace<C::kGate, GateT>> place;
+  if constexpr (kWait) raw_place(place, ahead, me);
+  else raw_place(place, at.scratch, me);
+  write_prefix_sums<C::kGate>(at.area, me, at.scratch, place);
+  if constexpr (kWait) take_rows(raw, ahead, me);
+  else if constexpr (!kRowsFirst) load_rows(raw, at.area, index, count, me);
   pad_tokens(raw.q, 0, count, 0, me);
   pad_tokens(raw.k, 0, count, 0, me);
   write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3, kUnroll>(raw, me, at.area);
   if (me.warp == 0)
     ptx::store_shared(at.area + GroupArea::kBeta + me.lane * 4,
                       me.lane < count ? beta_value(p, raw_beta(p, beta)) : 0.0f);
-  prefetch_rows(p, at.area, index + ahead_by, !kBetaFirst, me);
+  if constexpr (!kWait) prefetch_rows(at.area, index + ahead_by, !kBetaFirst, me);
 }
 
 __device__ __forceinline__ void wait_for_stage(const RingPlace& at) {
@@ -130,18 +145,13 @@ __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Param
     const uint32_t wild = __any_sync(0xffffffffu, !tame);
     if (channel == 0) ptx::store_shared(at.stage + Stage::kWild, wild);
   }
-  write_norms(p, at.area, at.me);
   const uint32_t totals = at.area + GroupArea::kTotals + at.me.warp * ChannelTotals::kBytes + channel * 4;
   const float power0 = ptx::exp2_approx(total0), power1 = ptx::exp2_approx(total1);
-  ptx::store_shared(totals + ChannelTotals::kAfter, power1);
-  if constexpr (C::kDiagonal == Diagonal::kAnchored) {
-    const float2 anchor = ptx::load_shared_f2(at.area + GroupArea::kSource + Source::kAnchor);
-    ptx::store_shared(totals + ChannelTotals::kUp, power0 * anchor.x);
-    ptx::store_shared(totals + ChannelTotals::kUp + 128, power1 * anchor.x);
-    ptx::store_shared(totals + ChannelTotals::kBefore, power0 * anchor.y);
-  } else {
-    ptx::store_shared(totals + ChannelTotals::kBefore, power0);
-  }
+  ptx::store_shared(totals + ChannelTotals::kBefore, power0);
+  ptx::store_shared(totals + ChannelTotals::kAfter1, power1);
+  if constexpr (C::kDiagonal == Diagonal::kAnchored)
+    ptx::store_shared(totals + ChannelTotals::kAfter, power0 * power1);
+  write_norms(C::kDiagonal == Diagonal::kAnchored || p.normalize != 0, at.area, at.me);
   __syncwarp();
   if constexpr (C::kDiagonal == Diagonal::kAnchored) build_anchored<kUnroll>(raw, at.me, at.scratch, at.area, sink);
   else build_dyadic<kUnroll>(raw, at.me, at.scratch, at.area, sink);
@@ -157,6 +167,11 @@ __device__ __forceinline__ void load_ahead(const Params& p, int index, const Pla
                                            RawGates<typename C::GateT>& ahead) {
   const int count = item_count(at.area, index);
   load_gates<C::kGate>(ahead, at.area, index, 0, count, at.me);
+}
+
+template <class C>
+__device__ __forceinline__ void load_ahead(const Params&, int index, const Place& at, const RowsAhead& ahead) {
+  copy_rows_ahead(at.area, index, item_count(at.area, index), ahead, at.me);
 }
 
 // Sends bytes [kFrom, kTo) of the stage to the other CTA; they count on its full barrier. One thread, after a group
@@ -187,7 +202,9 @@ __device__ __forceinline__ void keep_position(const Position& position, uint32_t
 
 template <class C>
 __device__ __forceinline__ void produce(const Params& p) {
-  const uint32_t thread = renew(threadIdx.x), window = renew(ptx::shared_address(s_memory));
+  const uint32_t window = renew(ptx::shared_address(s_memory));
+  const uint32_t thread =
+      renew(window + Shared::kGroups + ((threadIdx.x >> 7) - 1) * Shared::kGroupStride + threadIdx.x);
   RawGates<typename C::GateT> ahead;  // an item's, loaded an item before
   {
     const RingPlace at(thread, window);

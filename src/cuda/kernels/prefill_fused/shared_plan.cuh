@@ -52,32 +52,39 @@ static_assert(Tables::kBytes % 1024 == 0);  // stages follow
 constexpr uint32_t kValueBytes = 16384;    // 4 warps x 4 tiles x 1 KB
 constexpr uint32_t kScratchBytes = 16384;  // of a producer group
 constexpr uint32_t kGroupBytes = 6912;     // GroupArea
-constexpr uint32_t kUnitBytes = 768;       // UnitArea
+constexpr uint32_t kUnitBytes = 128;       // UnitArea
 
-// The fused kernel.
+// The fused kernel. What a producer group has lies together, from a multiple of 1024 on: one register holds the place
+// and the thread's index.
 struct Shared {
   static constexpr uint32_t kStage = Tables::kBytes;
   static constexpr uint32_t kValues = kStage + kStages * Stage::kStride;
-  static constexpr uint32_t kScratch = kValues + kValueBytes;
-  static constexpr uint32_t kGroup = kScratch + kProducerGroups * kScratchBytes;
-  static constexpr uint32_t kBarriers = kGroup + kProducerGroups * kGroupBytes;  // full[4], empty[4]
+  static constexpr uint32_t kGroups = kValues + kValueBytes;
+  static constexpr uint32_t kArea = kScratchBytes;  // of a group, behind its scratch: GroupArea
+  static constexpr uint32_t kGroupStride = 23 * 1024;
+  static constexpr uint32_t kBarriers = kGroups + kProducerGroups * kGroupStride;  // full[4], empty[4]
   static constexpr uint32_t kBytes = kBarriers + 64;
 };
+static_assert(Shared::kGroups % 1024 == 0 && Shared::kArea + kGroupBytes <= Shared::kGroupStride);
 static_assert(Shared::kBytes <= 232448);
 
 // The staged form's first kernel: producer groups, each on items of its own.
-template <int kGroups>
+// What is asked for is taken from the L1 cache, where loads in flight have their lines: above 195 KB it keeps 28 KB.
+template <int kGroups, bool kRowsWait>
 struct PrepareShared {
   // From which byte on a group holds its stage here: with four groups only what the solve makes.
   static constexpr uint32_t kHeldFrom = kGroups == 4 ? Stage::kSolve : 0;
-  static constexpr uint32_t kHeldBytes = Stage::kStride - kHeldFrom;
-  static constexpr uint32_t kHeld = Tables::kBytes;
-  static constexpr uint32_t kScratch = kHeld + kGroups * kHeldBytes;
-  static constexpr uint32_t kGroup = kScratch + kGroups * kScratchBytes;
-  static constexpr uint32_t kUnits = kGroup + kGroups * kGroupBytes;  // UnitArea
-  static constexpr uint32_t kBytes = kUnits + kGroups * kUnitBytes;
+  static constexpr uint32_t kFirst = Tables::kBytes;
+  // Of a group: its part of the stage first.
+  static constexpr uint32_t kScratch = Stage::kStride - kHeldFrom;
+  static constexpr uint32_t kArea = kScratch + kScratchBytes;  // GroupArea
+  static constexpr uint32_t kUnit = kArea + kGroupBytes;       // UnitArea
+  static constexpr uint32_t kRows = kUnit + kUnitBytes;        // RowsAhead
+  static constexpr uint32_t kRowsBytes = kRowsWait ? 24576 : 0;
+  static constexpr uint32_t kStride = (kRows + kRowsBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kBytes = kFirst + kGroups * kStride;
 };
-static_assert(PrepareShared<4>::kBytes <= 232448 && PrepareShared<3>::kBytes <= 232448);
+static_assert(PrepareShared<4, true>::kBytes <= 232448 && PrepareShared<3, false>::kBytes <= 196 * 1024 - 1024);
 
 // Its second: consumer warpgroups and a ring of stages.
 template <int kGroups>
@@ -107,13 +114,12 @@ struct GroupArea {
   static constexpr uint32_t kBias = 6400;      // [128] fp32
 };
 
-// 2^B of both blocks of a warp's 32 channels, [32 k] fp32 each. Anchored blocks (H-5b) have theirs times 2^c, and
-// times 2^-c for the block after; scales are 1 in the dyadic form.
+// Powers of the block totals of a warp's 32 channels, [32 k] fp32 each.
 struct ChannelTotals {
-  static constexpr uint32_t kUp = 0;        // 2^(B0 + c), then 2^(B1 + c)
-  static constexpr uint32_t kBefore = 256;  // 2^(B0 - c): block 0 before a row of block 1
-  static constexpr uint32_t kAfter = 384;   // 2^B1: block 1 after a column of block 0
-  static constexpr uint32_t kBytes = 512;
+  static constexpr uint32_t kBefore = 0;    // 2^B0: block 0 before a row of block 1
+  static constexpr uint32_t kAfter = 128;   // anchored: 2^(B0 + B1), from block 0's start to the chunk's end;
+  static constexpr uint32_t kAfter1 = 256;  // 2^B1
+  static constexpr uint32_t kBytes = 384;
 };
 
 // In a warp's scratch, once the partial scores are summed.

@@ -27,58 +27,70 @@ __device__ __forceinline__ uint32_t system_at(uint32_t area, int i, int j) {
   return area + GroupArea::kSystem + (i * GroupArea::kPitch + j) * 4;
 }
 
-// A_ij enters the system as beta_i A_ij; M_ij goes to the stage.
-__device__ __forceinline__ void put_key_score(uint32_t area, int i, int j, float x, float beta) {
-  ptx::store_shared(system_at(area, i, j), beta * x);
+// Byte of M_ij in Stage::kScores. Bits of i and j enter by exclusive or: another entry's is that of the difference
+// away.
+__host__ __device__ constexpr uint32_t score_offset(uint32_t i, uint32_t j) {
+  return swizzle_64(i, j >> 3) ^ (j & 7) * 2;
 }
-__device__ __forceinline__ void put_query_score(uint32_t stage, int i, int j, float x) {
-  const uint32_t packed = ptx::pack_f16(x, 0.0f);
-  ptx::store_shared(stage + Stage::kScores + swizzle_64(i, j >> 3) + (j & 7) * 2, static_cast<uint16_t>(packed));
+__device__ __forceinline__ void put_query_score(uint32_t address, float x) {
+  ptx::store_shared(address, static_cast<uint16_t>(ptx::pack_f16(x, 0.0f)));
 }
 __device__ __forceinline__ float beta_of(uint32_t area, int token) {
   return ptx::load_shared_f1(area + GroupArea::kBeta + token * 4);
+}
+// A warp's diagonal quad: beta_i A_ij to the system, M_ij to the stage. The quad of the lower levels has entries of
+// the a tokens, (token a, column), and of the b tokens, both mirrored, (15 - token a, 15 - column); that of level 8
+// has (15 - token a, column).
+template <Diagonal kDiagonal>
+__device__ __forceinline__ void put_diagonal(const float4& sum, uint32_t area, uint32_t stage,
+                                             const ProducerLane& me) {
+  constexpr uint32_t kRow = GroupArea::kPitch * 4;
+  const int first = 16 * (me.warp >> 1);
+  const bool lower = (me.warp & 1) != 0;
+  const float beta_a = beta_of(area, first + me.token_a), beta_b = beta_of(area, first + me.token_b);
+  const uint32_t system = system_at(area, first, first), scores = stage + Stage::kScores + first * 64;
+  const uint32_t system_a = me.token_a * kRow + me.c * 4;
+  const uint32_t system_b = lower ? 15 * (kRow + 4) - system_a : me.token_b * kRow + me.c * 4;
+  const uint32_t score_a = score_offset(me.token_a, first + me.c);
+  const uint32_t score_b = score_a ^ (lower ? score_offset(15, 15) : score_offset(15, 0));
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float key = e == 0 ? sum.x : sum.y, query = e == 0 ? sum.z : sum.w;
+    const int column = (e << 2) | me.c;  // token a of lane position 2c + e
+    const bool is_a = lower && me.token_a > column, is_diagonal = lower && me.token_a == column;
+    // The system's own diagonal is never read.
+    ptx::store_shared(system + (is_a ? system_a + 16 * e : system_b + (lower ? -16 * e : 16 * e)),
+                      key * (is_a ? beta_a : beta_b));
+    const uint32_t score = scores + ((is_a ? score_a : score_b) ^ 8 * e);
+    if (kDiagonal == Diagonal::kAnchored || !is_diagonal) put_query_score(score, query);
+    if (kDiagonal == Diagonal::kAnchored && is_diagonal) put_query_score(scores + (score_a ^ 8 * e), key);
+  }
+}
+
+// And one of block 1 x block 0: rows of the a tokens in warps 0 and 1, columns of the a tokens in even warps.
+__device__ __forceinline__ void put_cross(const float4& sum, uint32_t area, uint32_t stage, const ProducerLane& me) {
+  const bool mirrored = (me.warp & 1) != 0;
+  const int i = 16 + (me.warp < 2 ? me.token_a : me.token_b), j = mirrored ? 15 - me.c : me.c;
+  const float beta = beta_of(area, i);
+  const uint32_t system = system_at(area, i, j), score = stage + Stage::kScores + score_offset(i, j);
+  ptx::store_shared(system, sum.x * beta);
+  ptx::store_shared(system + (mirrored ? -16 : 16), sum.y * beta);
+  put_query_score(score, sum.z);
+  put_query_score(score ^ 8, sum.w);
 }
 
 // Sums the partial scores; each warp takes one diagonal quad and one off-diagonal quad.
 template <Diagonal kDiagonal>
 __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_scratch, uint32_t area, uint32_t stage,
                                               const ProducerLane& me) {
-  const int first = 16 * (me.warp >> 1);
-  const bool lower = (me.warp & 1) != 0;
-  const float beta_a = beta_of(area, first + me.token_a), beta_b = beta_of(area, first + me.token_b);
-  const int cross_i = 16 + (me.warp < 2 ? me.token_a : me.token_b);
-  const float cross_beta = beta_of(area, cross_i);
-  const float unscale =
-      kDiagonal == Diagonal::kAnchored ? ptx::load_shared_f2(area + GroupArea::kSource + Source::kAnchor).y : 1.0f;
   const float4 sum = sum_quad(group_scratch, me.warp, me.lane);
   const float4 cross_sum = sum_quad(group_scratch, 4 + me.warp, me.lane);
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const float key = e == 0 ? sum.x : sum.y, query = e == 0 ? sum.z : sum.w;
-    const int column_a = (e << 2) | me.c;  // token a of lane position 2c + e
-    const bool use_a = lower && me.token_a > column_a;
-    const int i = first + (use_a ? me.token_a : me.token_b);
-    const int j = first + (lower && !use_a ? 15 - column_a : column_a);
-    if (!lower || me.token_a != column_a) {
-      put_key_score(area, i, j, key, use_a ? beta_a : beta_b);
-      put_query_score(stage, i, j, query);
-    } else if (kDiagonal == Diagonal::kAnchored) {
-      put_query_score(stage, first + me.token_a, first + me.token_a, key);
-      put_query_score(stage, first + me.token_b, first + me.token_b, query);
-    }
-  }
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const float key = e == 0 ? cross_sum.x : cross_sum.y, query = e == 0 ? cross_sum.z : cross_sum.w;
-    const int column_a = (e << 2) | me.c;
-    const int j = lower ? 15 - column_a : column_a;
-    put_key_score(area, cross_i, j, key * unscale, cross_beta);
-    put_query_score(stage, cross_i, j, query * unscale);
-  }
+  put_diagonal<kDiagonal>(sum, area, stage, me);
+  put_cross(cross_sum, area, stage, me);
   if (kDiagonal == Diagonal::kDyadic && me.warp == 0) {  // M's diagonal: no decay
     const int t = me.lane;
     const float scale = norm_factor(p, load_sum(area, kSumQ, t)) * norm_factor(p, load_sum(area, kSumK, t));
-    put_query_score(stage, t, t, load_sum(area, kSumQK, t) * scale);
+    put_query_score(stage + Stage::kScores + score_offset(t, t), load_sum(area, kSumQK, t) * scale);
   }
 }
 
@@ -134,8 +146,8 @@ struct BlockPlace {
   uint32_t diagonal;  // this lane's row of T_JJ
   uint32_t mine;      // its two columns of T
   uint32_t product;
-  uint32_t solve;  // T' at this lane's columns, row 0
-  int i, c, column;
+  uint32_t high, low;  // this lane's two columns of both terms of T', row i of block row J
+  int i, c;
 };
 
 // Block row b = J + kBelow of the block column from the finished sum, to the scratch and the stage.
@@ -164,9 +176,8 @@ __device__ __forceinline__ void finish_block(const float2& sum, const BlockPlace
   }
   uint32_t high, low;
   split_pair(t.x * beta.x, t.y * beta.y, high, low);
-  const int row = 8 * (at.column + kBelow) + at.i;
-  ptx::store_shared(at.solve + swizzle_128(row, at.column), high);
-  ptx::store_shared(at.solve + swizzle_128(row, 4 + at.column), low);
+  ptx::store_shared(at.high + kBelow * 1024, high);
+  ptx::store_shared(at.low + kBelow * 1024, low);
 }
 
 // Block column J of T' to the stage, block rows J, J+1, ...: each finished block is taken to the sums of all below
@@ -174,7 +185,7 @@ __device__ __forceinline__ void finish_block(const float2& sum, const BlockPlace
 __device__ __forceinline__ void solve_block_column(uint32_t scratch, uint32_t area, uint32_t stage, int column,
                                                    int lane) {
   BlockPlace at;
-  at.i = lane >> 2, at.c = lane & 3, at.column = column;
+  at.i = lane >> 2, at.c = lane & 3;
   const uint32_t columns = scratch + SolveArea::kColumns;
   {
     float x[8];
@@ -191,7 +202,8 @@ __device__ __forceinline__ void solve_block_column(uint32_t scratch, uint32_t ar
   at.diagonal = scratch + SolveArea::kDiagonal + column * SolveArea::kBlockBytes + at.i * SolveArea::kRowBytes;
   at.mine = columns + 2 * at.c * GroupArea::kPitch * 4 + column * 32;
   at.product = scratch + SolveArea::kProduct + 2 * at.c * SolveArea::kRowBytes;
-  at.solve = stage + Stage::kSolve + 4 * at.c;
+  at.high = stage + Stage::kSolve + column * 1024 + swizzle_128(at.i, column) + 4 * at.c;
+  at.low = at.high ^ 64;                                 // 16-byte column 4 + J
   constexpr uint32_t kDown = 8 * GroupArea::kPitch * 4;  // to the next block row of N
   constexpr uint32_t kNext = GroupArea::kPitch * 4;      // to the lane's second column of T
   float2 sums[4] = {};

@@ -31,6 +31,12 @@ template <class C>
 constexpr int kPrepareThreads = 128 * kPrepareGroups<C>;
 template <class C>
 constexpr int kPrepareUnroll = C::kDiagonal == Diagonal::kAnchored ? 2 : 4;
+// An item's rows wait in shared memory for their turn, an item ahead, where there is room: with four groups and bf16
+// gates. Otherwise its first gates are held in registers.
+template <class C>
+constexpr bool kRowsWait = kPrepareGroups<C> == 4 && sizeof(typename C::GateT) == 4;
+template <class C>
+using PreparePlan = PrepareShared<kPrepareGroups<C>, kRowsWait<C>>;
 // Three groups have room for their stages in shared memory.
 template <class C>
 using PrepareSink = std::conditional_t<kPrepareGroups<C> == 4, PairedSink, SharedSink>;
@@ -49,29 +55,49 @@ __device__ __forceinline__ uint32_t* stage_flag(const Params& p, int64_t slot) {
   return reinterpret_cast<uint32_t*>(stage_in_memory(p, p.stage_positions * p.value_heads)) + slot;
 }
 
-// `thread_in_window`: the shared window's address plus the thread's index, in one register.
-template <int kGroups>
+// `thread_in_group`: where the group's part of shared memory starts plus the thread's index, in one register.
+template <class C>
 struct PreparePlace : Place {
-  uint32_t unit;  // UnitArea
-  __device__ explicit PreparePlace(uint32_t thread_in_window)
-      : Place{ProducerLane(static_cast<int>(renew(thread_in_window) & 1023),
-                           static_cast<int>((renew(thread_in_window) & 1023) >> 7)),
+  uint32_t unit, rows;  // UnitArea, RowsAhead
+  __device__ explicit PreparePlace(uint32_t thread_in_group)
+      : Place{ProducerLane(static_cast<int>(renew(thread_in_group) & 1023),
+                           static_cast<int>((renew(thread_in_group) & 1023) >> 7)),
               0, 0, 0, 0} {
-    using Plan = PrepareShared<kGroups>;
-    const uint32_t shared = renew(thread_in_window) & ~1023u;
-    area = shared + Plan::kGroup + me.group * kGroupBytes;
-    group_scratch = shared + Plan::kScratch + me.group * kScratchBytes;
+    using Plan = PreparePlan<C>;
+    const uint32_t first = renew(thread_in_group) & ~1023u;
+    stage = first - Plan::kHeldFrom;
+    group_scratch = first + Plan::kScratch;
     scratch = group_scratch + me.warp * 4096;
-    stage = shared + Plan::kHeld + me.group * Plan::kHeldBytes - Plan::kHeldFrom;
-    unit = shared + Plan::kUnits + me.group * kUnitBytes;
+    area = first + Plan::kArea;
+    unit = first + Plan::kUnit;
+    rows = first + Plan::kRows;
   }
   __device__ void meet() const { ptx::named_barrier(1 + me.group, 128); }
   __device__ Unit open() const {
     const uint2 x = ptx::load_shared_u2(unit + UnitArea::kOpen);
     return {x.x, x.y};
   }
+  __device__ uint32_t open_items() const { return ptx::load_shared_u32(unit + UnitArea::kItems); }
   __device__ uint32_t open_slot() const { return ptx::load_shared_u32(unit + UnitArea::kSlot); }
+  __device__ uint32_t made_slot() const { return ptx::load_shared_u32(unit + UnitArea::kMade); }
 };
+
+struct NothingHeld {};
+template <class C>
+using HeldAhead = std::conditional_t<kRowsWait<C>, NothingHeld, RawGates<typename C::GateT>>;
+template <class At>
+__device__ __forceinline__ RowsAhead rows_ahead(const At& at, NothingHeld&) {
+  return RowsAhead{at.rows};
+}
+template <class At, class GateT>
+__device__ __forceinline__ RawGates<GateT>& rows_ahead(const At&, RawGates<GateT>& held) {
+  return held;
+}
+
+// Copies to it are done; a group barrier must follow.
+__device__ __forceinline__ void wait_for_rows(NothingHeld&) { ptx::copy_async_wait<0>(); }
+template <class GateT>
+__device__ __forceinline__ void wait_for_rows(RawGates<GateT>&) {}
 
 // Opens the unit here or the next that there is. All threads of the group, of which none may read the work before's
 // rows any more; what it writes is read by this thread or a group barrier later.
@@ -81,7 +107,10 @@ __device__ __forceinline__ void open_unit(const Params& p, const At& at, Unit& u
   const SequenceEntry entry = find_unit(p, unit, step, ptx::load_shared_u32(at.unit + UnitArea::kActive));
   if (at.me.index() == 0) {
     ptx::store_shared(at.unit + UnitArea::kOpen, uint2{unit.item, unit.place});
-    if (unit.exists()) ptx::store_shared(at.unit + UnitArea::kSlot, stage_slot(p, entry, unit));
+    if (unit.exists()) {
+      ptx::store_shared(at.unit + UnitArea::kItems, item_total(entry.length));
+      ptx::store_shared(at.unit + UnitArea::kSlot, stage_slot(p, entry, unit));
+    }
   }
   if (!unit.exists()) return;
   if (unit.place == place_before) return;
@@ -97,6 +126,22 @@ __device__ __forceinline__ void open_unit(const Params& p, const At& at, Unit& u
   at.meet();
 }
 
+// The unit after `unit`, of whose sequence there are `items`: mostly of the same head and sequence. All threads.
+template <class C, class At>
+__device__ __forceinline__ void open_next_unit(const Params& p, const At& at, Unit& unit, uint32_t items) {
+  const uint2 step = ptx::load_shared_u2(at.unit + UnitArea::kStep);
+  if (step.y == 0 && unit.item + step.x < items) {
+    unit.item += step.x;
+    if (at.me.index() != 0) return;
+    ptx::store_shared(at.unit + UnitArea::kOpen, unit.item);
+    ptx::store_shared(at.unit + UnitArea::kSlot, at.open_slot() + step.x * static_cast<uint32_t>(p.value_heads));
+    return;
+  }
+  const uint32_t place_before = unit.place;
+  move_unit(p, unit, step);
+  open_unit<C>(p, at, unit, place_before, step);
+}
+
 // One thread: the stage of the item before is in memory.
 __device__ __forceinline__ void call_ready(const Params& p, uint32_t unit) {
   ptx::bulk_store_wait<0>();
@@ -106,12 +151,14 @@ __device__ __forceinline__ void call_ready(const Params& p, uint32_t unit) {
 
 template <class C>
 __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(const __grid_constant__ Params p) {
-  using At = PreparePlace<kPrepareGroups<C>>;
-  constexpr bool kIsHeld = PrepareShared<kPrepareGroups<C>>::kHeldFrom == 0;
-  const uint32_t thread = hold(ptx::shared_address(s_memory) + threadIdx.x);
+  using At = PreparePlace<C>;
+  using Plan = PreparePlan<C>;
+  constexpr bool kIsHeld = Plan::kHeldFrom == 0;
+  const uint32_t thread =
+      hold(ptx::shared_address(s_memory) + Plan::kFirst + (threadIdx.x >> 7) * Plan::kStride + threadIdx.x);
   list_sequences(p, kPrepareThreads<C>);
   ptx::launch_dependents();  // chains wait for the whole of this grid, or for each stage's flag
-  RawGates<typename C::GateT> ahead;
+  HeldAhead<C> held;
   {
     const At at(thread);
     clear_triangles(at.stage, at.me.index(), 128);
@@ -126,59 +173,55 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
     }
     __syncthreads();
     open_unit<C>(p, at, unit, Unit::kNoPlace, step);
-    if (unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, ahead);
+    if (unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, rows_ahead(at, held));
+    wait_for_rows(held);
     at.meet();
   }
   while (true) {
-    Unit unit;
+    RawRows raw;
     {
-      RawRows raw;
-      {
-        const At at(thread);
-        unit = at.open();
-        if (!unit.exists()) break;
-        prepare_rows<C, kPrepareUnroll<C>>(raw, p, static_cast<int>(unit.item), at, ahead,
-                                           static_cast<int>(ptx::load_shared_u2(at.unit + UnitArea::kStep).x));
-        if (at.me.index() == 0) {
-          if (p.wave > 0) call_ready(p, at.unit);
-          else ptx::bulk_store_wait_read<0>();  // of what is here of the stage
-        }
-        at.meet();
+      const At at(thread);
+      Unit unit = at.open();
+      if (!unit.exists()) break;
+      const uint32_t items = at.open_items();
+      prepare_rows<C, kPrepareUnroll<C>>(raw, p, static_cast<int>(unit.item), at, rows_ahead(at, held),
+                                         static_cast<int>(ptx::load_shared_u2(at.unit + UnitArea::kStep).x));
+      if (at.me.index() == 0) {
+        if (p.wave > 0) call_ready(p, at.unit);
+        else ptx::bulk_store_wait_read<0>();  // of what is here of the stage
+        ptx::store_shared(at.unit + UnitArea::kMade, at.open_slot());
       }
+      at.meet();
+      open_next_unit<C>(p, at, unit, items);
+      if (kRowsWait<C> && unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, rows_ahead(at, held));
+    }
+    {
       const At at(thread);
       PrepareSink<C> sink;
       if constexpr (kIsHeld) sink.stage = at.stage;
-      else sink.stage = stage_in_memory(p, at.open_slot());
+      else sink.stage = stage_in_memory(p, at.made_slot());
       prepare_operands<C, kPrepareUnroll<C>>(raw, p, at, sink);
       if constexpr (kIsHeld) ptx::fence_async_proxy();
       else ptx::fence_async_proxy_global();  // chains read by bulk copies
-      unit = at.open();
     }
     const At at(thread);
     at.meet();
-    if (at.me.index() == 0) {
-      const uint32_t slot = at.open_slot();
-      ptx::store_shared(at.unit + UnitArea::kMade, slot);
-      if constexpr (kIsHeld) {  // while the solve runs
-        ptx::bulk_store(stage_in_memory(p, slot), at.stage, Stage::kSolve);
-        ptx::bulk_store_commit();
-      }
+    if (kIsHeld && at.me.index() == 0) {  // while the solve runs
+      ptx::bulk_store(stage_in_memory(p, at.made_slot()), at.stage, Stage::kSolve);
+      ptx::bulk_store_commit();
     }
-    {
-      const uint32_t place_before = unit.place;
-      const uint2 step = ptx::load_shared_u2(at.unit + UnitArea::kStep);
-      move_unit(p, unit, step);
-      open_unit<C>(p, at, unit, place_before, step);
-      if (unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, ahead);
+    if constexpr (!kRowsWait<C>) {
+      const Unit unit = at.open();
+      if (unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, held);
     }
     reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
     at.meet();
     solve_block_columns(at);
     ptx::fence_async_proxy();
+    wait_for_rows(held);
     at.meet();
     if (at.me.index() == 0) {
-      const uint32_t slot = ptx::load_shared_u32(at.unit + UnitArea::kMade);
-      ptx::bulk_store(stage_in_memory(p, slot) + Stage::kSolve, at.stage + Stage::kSolve,
+      ptx::bulk_store(stage_in_memory(p, at.made_slot()) + Stage::kSolve, at.stage + Stage::kSolve,
                       Stage::kBytes - Stage::kSolve);
       ptx::bulk_store_commit();
     }

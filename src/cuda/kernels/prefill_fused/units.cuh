@@ -12,12 +12,13 @@ namespace kda::cuda::prefill_fused {
 
 // Of a group, in shared memory, written by its first thread: registers are short.
 struct UnitArea {
-  static constexpr uint32_t kOpen = 0;     // Unit
-  static constexpr uint32_t kStep = 8;     // {items, heads} from one unit to the group's next
-  static constexpr uint32_t kActive = 16;  // sequences that there are
-  static constexpr uint32_t kSlot = 20;    // of the open item among the stages in memory
-  static constexpr uint32_t kMade = 24;    // the slot whose stage is being finished; kNoSlot: none was yet
-  static constexpr uint32_t kBytes = 28;
+  static constexpr uint32_t kOpen = 0;  // Unit, then the items of its sequence
+  static constexpr uint32_t kItems = 8;
+  static constexpr uint32_t kActive = 12;  // sequences that there are
+  static constexpr uint32_t kStep = 16;    // {items, heads} from one unit to the group's next
+  static constexpr uint32_t kSlot = 24;    // of the open item among the stages in memory
+  static constexpr uint32_t kMade = 28;    // the slot whose stage is being finished; kNoSlot: none was yet
+  static constexpr uint32_t kBytes = 32;
 };
 static_assert(UnitArea::kBytes <= kUnitBytes);
 constexpr uint32_t kNoSlot = 0xffffffff;
