@@ -29,7 +29,7 @@ constexpr double kStepBytes = 55.8e3, kSummaryBytes = 33.3e3, kStateBytes = 131e
 constexpr double kBesideStart = 16, kItemBytes = 80.5e3;
 constexpr double kBesidePairItem = 1.45;  // a step of a chain on one SM, there
 constexpr double kUneven = 2;             // the longest of several sequences, of their mean, where nobody knows
-constexpr double kGain = 0.97;  // of the fused, uncut form's time: what another must save
+constexpr double kGain = 0.97;            // of the fused, uncut form's time: what another must save
 
 const ItemCosts& costs_of(const CallFacts& call) { return call.diagonal == Diagonal::kDyadic ? kDyadic : kAnchored; }
 

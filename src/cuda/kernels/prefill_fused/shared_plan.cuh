@@ -108,9 +108,9 @@ struct GroupArea {
   static constexpr uint32_t kNorms = kSystem;          // [4 warps][32 tokens]{q, k} fp32
   static constexpr uint32_t kTotals = kSystem + 1024;  // [4 warps] ChannelTotals
   static constexpr int kPitch = 36;
-  static constexpr uint32_t kSource = 6272;    // the open work: see Source in prepare_rows.cuh
+  static constexpr uint32_t kSource = 6272;    // the open work: see Source in prepare_rows.cuh; around the next two
   static constexpr uint32_t kNextWork = 6336;  // int64
-  static constexpr uint32_t kPosition = 6344;  // item and items of the open work, parity of the stage: int32 each
+  static constexpr uint32_t kPosition = 6344;  // item of the open work, its items * 2 + the stage's parity: uint32
   static constexpr uint32_t kBias = 6400;      // [128] fp32
 };
 
