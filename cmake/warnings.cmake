@@ -17,12 +17,20 @@ function(kda_compile_options target)
   endif()
 endfunction()
 
-# kda_compile_fast(target): code that takes longer to compile than to run, as the bodies of tests.
+# kda_compile_fast(target [sources...]): code that takes longer to compile than to run, as the bodies of tests; the whole
+# target or these of its sources.
 function(kda_compile_fast target)
+  set(_level -O1)
   if(KDA_SANITIZE)
-    target_compile_options(${target} PRIVATE -O0)
+    set(_level -O0)
+  endif()
+  if(ARGN)
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS ${_level})
+    if(KDA_SANITIZE)
+      set_property(SOURCE ${ARGN} PROPERTY SKIP_PRECOMPILE_HEADERS ON) # they are made with an optimiser
+    endif()
   else()
-    target_compile_options(${target} PRIVATE -O1)
+    target_compile_options(${target} PRIVATE ${_level})
   endif()
 endfunction()
 
@@ -30,5 +38,6 @@ endfunction()
 function(kda_steer_fuzzing)
   if(KDA_FUZZ)
     set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -fsanitize=fuzzer-no-link)
+    set_property(SOURCE ${ARGN} PROPERTY SKIP_PRECOMPILE_HEADERS ON) # they are made without it
   endif()
 endfunction()
