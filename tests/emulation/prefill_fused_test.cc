@@ -301,6 +301,8 @@ TEST(PrefillFusedEmulated, S08_SmsOfThePreparationAndOfChains) {
   }
   EXPECT_EQ(choose_form({1, 32, 8192, 132}).wave, 32);
   EXPECT_EQ(choose_form({1, 32, 8192, 132, false}).wave, 32);  // the fused form's bits: batch_invariant too
+  // The dyadic preparation is the longer part: it gets the SMs that chains of one SM each leave.
+  EXPECT_EQ(choose_form({1, 32, 8192, 132, true, true, Diagonal::kDyadic}).prepare_ctas, 100);
   EXPECT_EQ(choose_form({1, 12, 8192, 132}).wave, 0);
   // Sequences of unknown lengths: chains of one SM each beside their preparation, where enough SMs are left.
   const CallFacts packed{6, 12, 8192, 132};

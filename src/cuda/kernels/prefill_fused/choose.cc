@@ -15,7 +15,7 @@ struct ItemCosts {
   double beside;       // the same where memory does not limit it
   int prepare_groups;  // that share an SM
 };
-constexpr ItemCosts kAnchored{1.92, 2.56, 2.3, 4}, kDyadic{2.36, 3.38, 3.05, 3};
+constexpr ItemCosts kAnchored{1.84, 2.42, 2.13, 4}, kDyadic{2.36, 3.38, 2.95, 3};
 constexpr double kFusedStart = 5, kFusedWork = 6.5, kFusedFirst = 2.25;  // of a work, less where it has few items
 constexpr double kStageStart = 4, kStageOrder = 1e-3;  // and the order of sequences, by their number's square
 constexpr double kLoneItem = 0.98, kPairItem = 1.2;    // a step of a chain on two SMs, on one
@@ -135,7 +135,8 @@ Form choose_form(const CallFacts& call) {
     if (time < limit) best = form, limit = time;
   };
   if (call.may_stage) consider({1, true});
-  if (const Form beside = beside_form(call); call.may_stage && beside.wave > 0) consider(beside);
+  for (const int chain_sms : {2, 1})
+    if (const Form beside = beside_form(call, chain_sms); call.may_stage && beside.wave > 0) consider(beside);
   for (int segments = 2; call.may_cut && segments <= kMostSegments; ++segments) {
     if (size_of(call, segments).pieces < 2) break;
     consider({segments, false});
