@@ -144,13 +144,15 @@ void compare_decode(kda_decode_mode mode, const std::string& isa) {
   const DecodeResult got = run_decode(p, rows, d, before, "portable", isa_context(isa, *rc::gen::inRange(1, 4)));
   // A 16-bit pool may round a nearly tied value the other way.
   const double state_limit = p.pool == KDA_FP32 ? 1e-5 : p.pool == KDA_BF16 ? 1.8e-3 : 2.3e-4;
+  // A folded step starts from the committed state as the pool has rounded it.
+  const double start = d.fold != 0 && p.pool != KDA_FP32 ? state_limit : 0;
   const Tensor poison(p.io, want.out.shape(), {p.HV * p.V + 4, p.V, 1}, 3);
-  RC_ASSERT(disagreement(got.out, want.out, poison, limit(p.io), 0) == "");
+  RC_ASSERT(disagreement(got.out, want.out, poison, std::max(limit(p.io), start), 0) == "");
   RC_ASSERT(disagreement(got.pool, want.pool, before, state_limit, 0) == "");
   if (!records) return;
   RC_ASSERT(got.count.values() == want.count.values());
   RC_ASSERT(first_difference(got.kg, want.kg) == "");
-  RC_ASSERT(compare_flat(got.u.values(), want.u.values()).within(1e-5));
+  RC_ASSERT(compare_flat(got.u.values(), want.u.values()).within(std::max(1e-5, start)));
 }
 
 // ---- Conv -----------------------------------------------------------------------------------------------
