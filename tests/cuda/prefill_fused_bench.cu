@@ -152,7 +152,11 @@ Choices choices(const CallFacts& facts, const std::string& forms, const std::str
   for (const std::string& form : split(forms)) {
     if (form == "auto") all.emplace_back(form, choose_form(facts));
     else if (form == "stages") all.emplace_back(form, Form{1, true});
+    else if (form.rfind("stages", 0) == 0)
+      all.emplace_back(form, Form{1, true, 1, std::atoi(form.c_str() + 6)});
     else if (form == "beside") add_beside(all, facts);
+    else if (form.rfind("wave", 0) == 0)
+      all.emplace_back(form, Form{1, true, std::atoi(form.c_str() + 4), facts.sm_count - std::atoi(form.c_str() + 4)});
     else
       for (const std::string& count : split(cuts)) {
         CallFacts alone = facts;
@@ -202,7 +206,7 @@ cudaGraphExec_t capture(const Variant& variant, const Buffers& b, int64_t n, int
     p.q = b.q + at * 128, p.k = b.k + at * 128, p.v = b.v + at * 128, p.gate = b.gate + at * 128;
     p.beta = b.beta + at, p.out = b.out + at * 128;
     p.state_in = b.state_in + state_at, p.state_out = b.state_out + state_at;
-    check(variant.form == "stages" ? launch_stages(p, family, Real::kBf16, sm_count, stream)
+    check(variant.form.rfind("stages", 0) == 0 ? launch_stages(p, family, Real::kBf16, sm_count, stream)
                                    : launch_prefill_fused(p, family, Real::kBf16, sm_count, stream),
           "launch");
   }

@@ -80,11 +80,16 @@ constexpr int kScaleItems = 2;  // items for which a scale is chosen: the grid o
 // Where the loop over items stands.
 struct ChainPlace {
   uint32_t stage;    // shared address of the item's stage
-  uint32_t stage16;  // the same / 16 without the CTA's rank, uniform
   uint32_t full;     // its barrier, and the phase to wait for
   uint32_t parity;
   int index;
 };
+
+// A stage's shared address / 16, known to be the same in all lanes. Shared addresses carry the
+// CTA's rank in their upper bits, which a descriptor has no room for.
+__device__ __forceinline__ uint32_t uniform_stage16(uint32_t stage) {
+  return __shfl_sync(0xffffffffu, (stage & 0x3ffffu) >> 4, 0);
+}
 
 // `traffic` moves values and outputs: begin and between are called while products run that do not need the warp,
 // publish when an item's outputs lie in their tile, next for the next item's values. kOutputs false: for a state
@@ -102,20 +107,22 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
 #pragma unroll
   for (int i = 0; i < 16; ++i) product[i] = out[i] = 0.0f;
   uint32_t packed[32];
+  const uint32_t stage16 = uniform_stage16(at.stage);  // takes as long as what follows
   pack_pairs(packed, state);
   ptx::mbarrier_wait(at.full, at.parity);
+  const uint32_t is_wild = ptx::load_shared_u32(at.stage + Stage::kWild);
+  StateDecay decay;
+  // Before the products: behind them, loads are issued between the first two, which then wait for an address.
+  if constexpr (Traffic::kEarlyDecay) load_decay(decay, at.stage, me);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int s = 0; s < 8; ++s) multiply_step<Stage::kKeys>(product, packed, at.stage16, s);
+  for (int s = 0; s < 8; ++s) multiply_step<Stage::kKeys>(product, packed, stage16, s);
   ptx::wgmma_commit();
   if constexpr (Traffic::kOutputs) {
 #pragma unroll
-    for (int s = 0; s < 4; ++s) multiply_step<Stage::kQueries>(out, packed, at.stage16, s);
+    for (int s = 0; s < 4; ++s) multiply_step<Stage::kQueries>(out, packed, stage16, s);
   }
   ptx::wgmma_commit();
-  const uint32_t is_wild = ptx::load_shared_u32(at.stage + Stage::kWild);
-  StateDecay decay;
-  if constexpr (Traffic::kEarlyDecay) load_decay(decay, at.stage, me);
   ptx::wgmma_wait<1>();
   ptx::pin_registers(product);
 
@@ -124,11 +131,11 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
 #pragma unroll
   for (int i = 0; i < 16; ++i) product[i] = 0.0f;
   ptx::wgmma_fence();
-  apply_inverse(product, rhs, at.stage16);
+  apply_inverse(product, rhs, stage16);
   ptx::wgmma_commit();
   if constexpr (Traffic::kOutputs) {
 #pragma unroll
-    for (int s = 4; s < 8; ++s) multiply_step<Stage::kQueries>(out, packed, at.stage16, s);
+    for (int s = 4; s < 8; ++s) multiply_step<Stage::kQueries>(out, packed, stage16, s);
   }
   ptx::wgmma_commit();
   const bool is_calm = !__any_sync(0xffffffffu, largest_magnitude(rhs) >= kCalmBits || is_wild != 0);
@@ -164,11 +171,11 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
   }
   traffic.begin(at.index, me);
   ptx::wgmma_fence();
-  if constexpr (Traffic::kOutputs) add_scores(out, u_out, at.stage16);
+  if constexpr (Traffic::kOutputs) add_scores(out, u_out, stage16);
   ptx::wgmma_commit();
-  update_half<0>(state, u, at.stage16);
+  update_half<0>(state, u, stage16);
   ptx::wgmma_commit();
-  update_half<32>(state, u, at.stage16);
+  update_half<32>(state, u, stage16);
   ptx::wgmma_commit();
   traffic.between(p, work, at.index, row, me);
   ptx::wgmma_wait<2>();
@@ -193,7 +200,7 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
 template <class Ring, class Traffic>
 __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32_t rank) {
   using Plan = typename Ring::Plan;
-  const ConsumerLane me(static_cast<int>(renew(threadIdx.x)));
+  const ConsumerLane me(static_cast<int>(hold(threadIdx.x)));
   const uint32_t shared = renew(window);
   const int row = static_cast<int>(rank) * kRowsPerCta + 16 * me.warp;
   const uint32_t barriers = shared + Plan::kBarriers;
@@ -227,8 +234,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
     for (int index = 0; index < items; ++index) {
       ChainPlace at;
       at.stage = shared + Plan::kStage + slot * Stage::kStride;
-      // Shared addresses carry the CTA's rank in their upper bits, which a descriptor has no room for.
-      at.stage16 = __shfl_sync(0xffffffffu, (at.stage & 0x3ffffu) >> 4, 0);
       at.full = barriers + slot * 8, at.parity = parity;
       at.index = index;
       run_item(state, rows, item, p, work, traffic, at, row, me);

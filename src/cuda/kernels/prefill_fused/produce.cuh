@@ -138,7 +138,7 @@ template <class C, int kUnroll, class Sink>
 __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, const Place& at, Sink sink) {
   const int channel = at.me.lane;
   const float total0 = load_prefix(at.scratch, 15, channel), total1 = load_prefix(at.scratch, 31, channel);
-  ptx::store_shared(at.stage + Stage::kDecay + (32 * at.me.warp + channel) * 4, exp2_exact(total0 + total1));
+  ptx::store_shared(at.stage + Stage::kDecay + 4 * decay_place(32 * at.me.warp + channel), exp2_exact(total0 + total1));
   if (at.me.warp == 0) {
     const float beta = ptx::load_shared_f1(at.area + GroupArea::kBeta + channel * 4);
     const bool tame = p.normalize && beta >= 0.0f && beta <= 2.0f;

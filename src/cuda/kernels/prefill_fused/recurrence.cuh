@@ -175,7 +175,10 @@ struct StateDecay {
 };
 __device__ __forceinline__ void load_decay(StateDecay& decay, uint32_t stage, const ConsumerLane& me) {
 #pragma unroll
-  for (int n = 0; n < 16; ++n) decay.x[n] = ptx::load_shared_f2(stage + Stage::kDecay + (8 * n + 2 * me.c) * 4);
+  for (int n = 0; n < 16; n += 2) {
+    const float4 x = ptx::load_shared_f4(stage + Stage::kDecay + 4 * decay_place(8 * n + 2 * me.c));
+    decay.x[n] = {x.x, x.y}, decay.x[n + 1] = {x.z, x.w};
+  }
 }
 __device__ __forceinline__ void decay_state(float (&state)[64], const StateDecay& decay) {
 #pragma unroll

@@ -4,7 +4,7 @@
 //   keys     K~  [32 tokens, 128 k]  fp16, two 64-column halves, 128-byte swizzle
 //   queries  Q~  the same            update_high, update_low: K^ = hi + lo, the same layout
 //   solve    T'  [32 i, hi 32 j | lo 32 j] fp16, 128-byte swizzle      scores  M [32 i, 32 j] fp16, 64-byte swizzle
-//   decay    e^Gamma(-1, L) [128] fp32              wild     a flag
+//   decay    e^Gamma(-1, L) [128] fp32, see decay_place      wild     a flag
 // values: per consumer warp a ring of 4 tiles [32 tokens, 16 v] bf16; a tile that was read holds the output tile
 // scratch: per producer warp its gate prefix sums [32 tokens, 32 k] fp32; later partial scores, then T and D
 #pragma once
@@ -137,7 +137,11 @@ extern __shared__ __align__(1024) unsigned char s_memory[];
 __host__ __device__ constexpr uint32_t swizzle_128(uint32_t row, uint32_t column16) {
   return row * 128 + ((column16 ^ (row & 7)) << 4);
 }
-// The same for 64-byte rows with 64-byte swizzle.
+// Where a channel's decay stands in a stage: what a lane of an accumulator needs of 16 channels lies together.
+__host__ __device__ constexpr uint32_t decay_place(uint32_t channel) {
+  return (channel & ~15u) + ((channel >> 1) & 3) * 4 + ((channel >> 3) & 1) * 2 + (channel & 1);
+}
+// swizzle_128 for 64-byte rows with 64-byte swizzle.
 __host__ __device__ constexpr uint32_t swizzle_64(uint32_t row, uint32_t column16) {
   return row * 64 + ((column16 ^ ((row >> 1) & 3)) << 4);
 }
