@@ -110,7 +110,6 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
   const uint32_t stage16 = uniform_stage16(at.stage);  // takes as long as what follows
   pack_pairs(packed, state);
   ptx::mbarrier_wait(at.full, at.parity);
-  const uint32_t is_wild = ptx::load_shared_u32(at.stage + Stage::kWild);
   StateDecay decay;
   // Before the products: behind them, loads are issued between the first two, which then wait for an address.
   if constexpr (Traffic::kEarlyDecay) load_decay(decay, at.stage, me);
@@ -123,6 +122,7 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
     for (int s = 0; s < 4; ++s) multiply_step<Stage::kQueries>(out, packed, stage16, s);
   }
   ptx::wgmma_commit();
+  const uint32_t is_wild = ptx::load_shared_u32(at.stage + Stage::kWild);
   ptx::wgmma_wait<1>();
   ptx::pin_registers(product);
 
@@ -200,7 +200,8 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
 template <class Ring, class Traffic>
 __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32_t rank) {
   using Plan = typename Ring::Plan;
-  const ConsumerLane me(static_cast<int>(hold(threadIdx.x)));
+  // Where registers are short, ptxas may read the thread's index anew.
+  const ConsumerLane me(static_cast<int>(Traffic::kEarlyDecay ? hold(threadIdx.x) : renew(threadIdx.x)));
   const uint32_t shared = renew(window);
   const int row = static_cast<int>(rank) * kRowsPerCta + 16 * me.warp;
   const uint32_t barriers = shared + Plan::kBarriers;

@@ -157,10 +157,11 @@ __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Param
   else build_dyadic<kUnroll>(raw, at.me, at.scratch, at.area, sink);
 }
 
-// The first block column is the longest. Warp 0, which has the most else to do, takes the last in the first group; in
-// the next the columns move on, so that the SM's schedulers, which have a warp of each group, get as much to do.
-__device__ __forceinline__ void solve_block_columns(const Place& at) {
-  solve_block_column(at.scratch, at.area, at.stage, (3 - at.me.warp - at.me.group) & 3, at.me.lane);
+// Two warps of four have all of it to do, the first more: not warp 0, which has the most else to do, in the first group;
+// in the next the others, so that the SM's schedulers, which have a warp of each group, get as much to do.
+__device__ __forceinline__ void solve_system(const Place& at) {
+  const int turn = (at.me.warp + 2 * at.me.group + 2) & 3;
+  if (turn < 2) solve_block_columns(at.scratch, at.area, at.stage, 2 * turn, at.me);
 }
 template <class C>
 __device__ __forceinline__ void load_ahead(const Params& p, int index, const Place& at,
@@ -245,7 +246,7 @@ __device__ __forceinline__ void produce(const Params& p) {
     }
     reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
     ptx::named_barrier(1 + at.me.group, 128);
-    solve_block_columns(at);
+    solve_system(at);
     publish_stage(at);
   }
 }

@@ -122,13 +122,12 @@ struct ChannelTotals {
   static constexpr uint32_t kBytes = 384;
 };
 
-// In a warp's scratch, once the partial scores are summed.
+// In a warp's scratch, once the partial scores are summed: the diagonal blocks of T.
 struct SolveArea {
-  static constexpr uint32_t kColumns = 0;      // its block column of T, transposed: [8 j][36 i] fp32
-  static constexpr uint32_t kDiagonal = 1152;  // T_bb by rows: [4 b][8 i][12 j] fp32
+  static constexpr uint32_t kRows = 0;        // T_bb: [4 b][8 i][12 j] fp32
+  static constexpr uint32_t kColumns = 1664;  // and transposed
   static constexpr uint32_t kRowBytes = 48;
   static constexpr uint32_t kBlockBytes = 416;  // 8 rows and 32 bytes: four blocks' stores hit different banks
-  static constexpr uint32_t kProduct = 2816;    // [8 j][12 i] fp32
 };
 
 extern __shared__ __align__(1024) unsigned char s_memory[];

@@ -1,15 +1,16 @@
 // Producer warpgroup: scores of an item from the warps' partial sums, and the inverse of its triangular system (H-8).
 //
-// T = (I + diag(beta) A)^-1 in fp32 by 8x8 blocks: diagonal blocks T_bb by substitution, then down each block column
-// J T_bJ = -T_bb sum_{J <= m < b} N_bm T_mJ. Warp J owns block column J and makes the four T_bb for itself, so that
-// nothing crosses warps between the scores and the published stage. T' = T diag(beta) goes to the stage in two fp16
-// terms, so that U = T' (V - K~ S). No entry of a row depends on later tokens, not even as 0 * NaN (H-9).
+// T = (I + diag(beta) A)^-1 by 8x8 blocks: diagonal blocks T_bb by substitution in fp32, then down each block column J
+// T_bJ = -T_bb sum_{J <= m < b} N_bm T_mJ on the tensor cores, tf32 operands of two terms: 21 bits and more of every
+// product, where T' is kept in 22 (H-8). Two block columns share a product, as the halves of its rows, so that two
+// warps have everything to do; each makes the four T_bb for itself, and nothing crosses warps between the scores and
+// the published stage. Held transposed, X_b = T_bJ^T, a product's accumulators are the next one's operand:
+//   X_b = -(sum_m X_m N_bm^T) T_bb^T
+// T' = T diag(beta) goes to the stage in two fp16 terms, so that U = T' (V - K~ S). No entry of a row depends on later
+// tokens, not even as 0 * NaN (H-9).
 #pragma once
 
-#include <utility>
-
 #include "cuda/kernels/prefill_fused/prepare_anchored.cuh"
-#include "cuda/ptx/predicated.h"
 
 namespace kda::cuda::prefill_fused {
 
@@ -94,12 +95,12 @@ __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_sc
   }
 }
 
-// The four 8x8 diagonal blocks; lane 8b + j owns column j of block b. T_bb by rows to the warp's scratch.
-__device__ __forceinline__ void invert_diagonal_blocks(float (&x)[8], uint32_t scratch, uint32_t area, int lane) {
+// The four 8x8 diagonal blocks; lane 8b + j owns column j of block b. To the warp's scratch by rows and by columns.
+__device__ __forceinline__ void invert_diagonal_blocks(uint32_t scratch, uint32_t area, int lane) {
   const int block = lane >> 3, column = lane & 7;
   const uint32_t system = system_at(area, 8 * block, 8 * block);
-  const uint32_t target = scratch + SolveArea::kDiagonal + block * SolveArea::kBlockBytes + column * 4;
-  float n[8][8];
+  const uint32_t target = scratch + block * SolveArea::kBlockBytes;
+  float n[8][8], x[8];
 #pragma unroll
   for (int i = 1; i < 8; ++i) {
 #pragma unroll
@@ -117,115 +118,118 @@ __device__ __forceinline__ void invert_diagonal_blocks(float (&x)[8], uint32_t s
     for (int i = r + 1; i < 8; ++i) x[i] = fmaf(-n[i][r], x[r], x[i]);
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) ptx::store_shared(target + i * SolveArea::kRowBytes, x[i]);
+  for (int i = 0; i < 8; ++i)
+    ptx::store_shared(target + SolveArea::kRows + i * SolveArea::kRowBytes + column * 4, x[i]);
+  const uint32_t mine = target + SolveArea::kColumns + column * SolveArea::kRowBytes;
+  ptx::store_shared(mine, float4{x[0], x[1], x[2], x[3]});
+  ptx::store_shared(mine + 16, float4{x[4], x[5], x[6], x[7]});
 }
 
-// Two fp16 terms of T'_ij, T'_i,j+1 in packed halves.
-__device__ __forceinline__ void split_pair(float x0, float x1, uint32_t& high, uint32_t& low) {
-  high = ptx::pack_f16(x0, x1);
-  const float2 h = ptx::unpack_f16(high);
-  low = ptx::pack_f16(x0 - h.x, x1 - h.y);
-}
-
-struct Row8 {
-  float x[8];
-};
-__device__ __forceinline__ Row8 load_row8(uint32_t address) {
-  const float4 a = ptx::load_shared_f4(address), b = ptx::load_shared_f4(address + 16);
-  return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-}
-
-// acc (two columns) += N_bm T_mJ for this lane's row: n is its row of N_bm, t0 and t1 are the columns of T_mJ.
-__device__ __forceinline__ void add_block(float2& acc, const Row8& n, const Row8& t0, const Row8& t1) {
-#pragma unroll
-  for (int r = 0; r < 8; ++r) acc.x = fmaf(n.x[r], t0.x[r], acc.x), acc.y = fmaf(n.x[r], t1.x[r], acc.y);
-}
-
-struct BlockPlace {
-  uint32_t system;    // this lane's row of N in block row J, at block column J
-  uint32_t diagonal;  // this lane's row of T_JJ
-  uint32_t mine;      // its two columns of T
-  uint32_t product;
-  uint32_t high, low;  // this lane's two columns of both terms of T', row i of block row J
-  int i, c;
-};
-
-// Block row b = J + kBelow of the block column from the finished sum, to the scratch and the stage.
-template <int kBelow>
-__device__ __forceinline__ void finish_block(const float2& sum, const BlockPlace& at, const float2& beta) {
-  float2 t;
-  if constexpr (kBelow == 0) {
-    t = ptx::load_shared_f2(at.diagonal + 8 * at.c);
-    t.x = 2 * at.c > at.i ? 0.0f : t.x;
-    t.y = 2 * at.c + 1 > at.i ? 0.0f : t.y;
-  } else {
-    ptx::store_shared(at.product + at.i * 4, sum.x);
-    ptx::store_shared(at.product + SolveArea::kRowBytes + at.i * 4, sum.y);
-    __syncwarp();
-    const Row8 n = load_row8(at.diagonal + kBelow * SolveArea::kBlockBytes);
-    const Row8 y0 = load_row8(at.product), y1 = load_row8(at.product + SolveArea::kRowBytes);
-    t = float2{0.0f, 0.0f};
-    // Rows below this one are left out.
-    [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
-      (ptx::multiply_add_from<kRow>(t.x, t.y, -n.x[kRow], y0.x[kRow], y1.x[kRow], at.i), ...);
-    }
-    (std::make_integer_sequence<int, 8>());
-    ptx::store_shared(at.mine + (8 * kBelow + at.i) * 4, t.x);
-    ptx::store_shared(at.mine + (GroupArea::kPitch + 8 * kBelow + at.i) * 4, t.y);
-    __syncwarp();
-  }
+// fp32 in two tf32 terms: the first cut, the second rounded.
+struct Terms {
   uint32_t high, low;
-  split_pair(t.x * beta.x, t.y * beta.y, high, low);
-  ptx::store_shared(at.high + kBelow * 1024, high);
-  ptx::store_shared(at.low + kBelow * 1024, low);
-}
+  __device__ explicit Terms(float x) : high(__float_as_uint(x) & 0xffffe000u) {
+    low = ptx::round_tf32(x - __uint_as_float(high));
+  }
+};
 
-// Block column J of T' to the stage, block rows J, J+1, ...: each finished block is taken to the sums of all below
-// it. Lane 4i + c has row i of a block, columns 2c and 2c + 1.
-__device__ __forceinline__ void solve_block_column(uint32_t scratch, uint32_t area, uint32_t stage, int column,
-                                                   int lane) {
-  BlockPlace at;
-  at.i = lane >> 2, at.c = lane & 3;
-  const uint32_t columns = scratch + SolveArea::kColumns;
-  {
-    float x[8];
-    invert_diagonal_blocks(x, scratch, area, lane);
-    if (lane >> 3 == column) {
-      const uint32_t target = columns + (lane & 7) * GroupArea::kPitch * 4 + column * 32;
-      ptx::store_shared(target, float4{x[0], x[1], x[2], x[3]});
-      ptx::store_shared(target + 16, float4{x[4], x[5], x[6], x[7]});
+// X of two block columns: lane 4g + c has row g (a column of T) at columns 2c, 2c + 1 (rows of T), of the first in
+// x[0], x[1], of the second in x[2], x[3].
+struct ColumnPair {
+  float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+};
+// The same as an operand; a product's k are taken in the order 0, 2, 4, 6, 1, 3, 5, 7.
+struct PairOperand {
+  uint32_t high[4], low[4];
+  __device__ explicit PairOperand(const ColumnPair& pair) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Terms t(pair.x[(i & 1) * 2 + (i >> 1)]);
+      high[i] = t.high, low[i] = t.low;
     }
   }
+};
+
+// sum += X B^T for the 8x8 block whose row g, columns 2c and 2c + 1, lie at `row`.
+__device__ __forceinline__ void multiply_block(ColumnPair& sum, const PairOperand& x, uint32_t row) {
+  const float2 b = ptx::load_shared_f2(row);
+  const Terms b0(b.x), b1(b.y);
+  ptx::mma_m16n8k8_tf32(sum.x, x.low[0], x.low[1], x.low[2], x.low[3], b0.high, b1.high);
+  ptx::mma_m16n8k8_tf32(sum.x, x.high[0], x.high[1], x.high[2], x.high[3], b0.low, b1.low);
+  ptx::mma_m16n8k8_tf32(sum.x, x.high[0], x.high[1], x.high[2], x.high[3], b0.high, b1.high);
+}
+
+// Where a warp finds block columns J and J + 1, for blocks b = J + 0, 1, ...: this lane's row of N_bJ, of T_bb and of
+// T_bb^T, and the row of T' that it gives to a store.
+struct PairPlace {
+  uint32_t system, rows, columns, target;
+  float beta[2];  // of its columns of T
+  __device__ PairPlace(uint32_t scratch, uint32_t area, uint32_t stage, int first, const ProducerLane& me) {
+    system = system_at(area, 8 * first + me.g, 8 * first) + 8 * me.c;
+    const uint32_t block = scratch + first * SolveArea::kBlockBytes + me.g * SolveArea::kRowBytes + 8 * me.c;
+    rows = block + SolveArea::kRows, columns = block + SolveArea::kColumns;
+    // Matrices of a store: high and low terms of J, then of J + 1.
+    const int matrix = me.lane >> 3, row = me.lane & 7;
+    target = stage + Stage::kSolve + first * 1024 + swizzle_128(row, (first + (matrix >> 1)) | (matrix & 1) << 2);
+    beta[0] = beta_of(area, 8 * first + me.g), beta[1] = beta_of(area, 8 * first + 8 + me.g);
+  }
+  static constexpr uint32_t kDown = 8 * GroupArea::kPitch * 4;  // to the next block row of N
+};
+
+// Block row J + kBelow of both columns of T' to the stage. Above the diagonal X is zero.
+template <int kBelow>
+__device__ __forceinline__ void store_pair(const ColumnPair& pair, const PairPlace& at) {
+  uint32_t terms[4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float x0 = pair.x[2 * i] * at.beta[i], x1 = pair.x[2 * i + 1] * at.beta[i];
+    terms[2 * i] = ptx::pack_f16(x0, x1);
+    const float2 high = ptx::unpack_f16(terms[2 * i]);
+    terms[2 * i + 1] = ptx::pack_f16(x0 - high.x, x1 - high.y);
+  }
+  ptx::store_matrix_x4_trans(at.target + kBelow * 1024, terms[0], terms[1], terms[2], terms[3]);
+}
+
+// X_b of block b = J + kBelow from its finished sum. What a later token's NaN left there must not reach the rows above
+// it through the zeros of T_bb; its own and later rows are the slow path's (N-7).
+template <int kBelow>
+__device__ __forceinline__ ColumnPair finish_pair(const ColumnPair& sum, const PairPlace& at) {
+  ColumnPair finite, pair;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) finite.x[i] = fminf(fmaxf(-sum.x[i], -1e30f), 1e30f);
+  multiply_block(pair, PairOperand(finite), at.rows + kBelow * SolveArea::kBlockBytes);
+  if constexpr (kBelow == 1) {  // the second column starts here
+    const float2 diagonal = ptx::load_shared_f2(at.columns + SolveArea::kBlockBytes);
+    pair.x[2] = diagonal.x, pair.x[3] = diagonal.y;
+  }
+  store_pair<kBelow>(pair, at);
+  return pair;
+}
+
+// Block columns J = `first` and J + 1 of T' to the stage, J 0 or 2.
+__device__ __forceinline__ void solve_block_columns(uint32_t scratch, uint32_t area, uint32_t stage, int first,
+                                                    const ProducerLane& me) {
+  invert_diagonal_blocks(scratch, area, me.lane);
   __syncwarp();
-  const float2 beta = ptx::load_shared_f2(area + GroupArea::kBeta + (8 * column + 2 * at.c) * 4);
-  at.system = system_at(area, 8 * column + at.i, 8 * column);
-  at.diagonal = scratch + SolveArea::kDiagonal + column * SolveArea::kBlockBytes + at.i * SolveArea::kRowBytes;
-  at.mine = columns + 2 * at.c * GroupArea::kPitch * 4 + column * 32;
-  at.product = scratch + SolveArea::kProduct + 2 * at.c * SolveArea::kRowBytes;
-  at.high = stage + Stage::kSolve + column * 1024 + swizzle_128(at.i, column) + 4 * at.c;
-  at.low = at.high ^ 64;                                 // 16-byte column 4 + J
-  constexpr uint32_t kDown = 8 * GroupArea::kPitch * 4;  // to the next block row of N
-  constexpr uint32_t kNext = GroupArea::kPitch * 4;      // to the lane's second column of T
-  float2 sums[4] = {};
-  finish_block<0>(sums[0], at, beta);
-  if (column == 3) return;
-  {
-    const Row8 t0 = load_row8(at.mine), t1 = load_row8(at.mine + kNext);
-    add_block(sums[1], load_row8(at.system + kDown), t0, t1);
-    if (column < 2) add_block(sums[2], load_row8(at.system + 2 * kDown), t0, t1);
-    if (column < 1) add_block(sums[3], load_row8(at.system + 3 * kDown), t0, t1);
-  }
-  finish_block<1>(sums[1], at, beta);
-  if (column == 2) return;
-  {
-    const Row8 t0 = load_row8(at.mine + 32), t1 = load_row8(at.mine + kNext + 32);
-    add_block(sums[2], load_row8(at.system + 2 * kDown + 32), t0, t1);
-    if (column < 1) add_block(sums[3], load_row8(at.system + 3 * kDown + 32), t0, t1);
-  }
-  finish_block<2>(sums[2], at, beta);
-  if (column == 1) return;
-  add_block(sums[3], load_row8(at.system + 3 * kDown + 64), load_row8(at.mine + 64), load_row8(at.mine + kNext + 64));
-  finish_block<3>(sums[3], at, beta);
+  const PairPlace at(scratch, area, stage, first, me);
+  ColumnPair pair;
+  const float2 diagonal = ptx::load_shared_f2(at.columns);
+  pair.x[0] = diagonal.x, pair.x[1] = diagonal.y;
+  store_pair<0>(pair, at);
+  const PairOperand x0(pair);
+  ColumnPair sum;
+  multiply_block(sum, x0, at.system + PairPlace::kDown);
+  const ColumnPair pair1 = finish_pair<1>(sum, at);
+  if (first != 0) return;
+  const PairOperand x1(pair1);
+  ColumnPair sum2, sum3;
+  multiply_block(sum2, x0, at.system + 2 * PairPlace::kDown);
+  multiply_block(sum2, x1, at.system + 2 * PairPlace::kDown + 32);
+  multiply_block(sum3, x0, at.system + 3 * PairPlace::kDown);
+  multiply_block(sum3, x1, at.system + 3 * PairPlace::kDown + 32);
+  const PairOperand x2(finish_pair<2>(sum2, at));
+  multiply_block(sum3, x2, at.system + 3 * PairPlace::kDown + 64);
+  finish_pair<3>(sum3, at);
 }
 
 }  // namespace kda::cuda::prefill_fused

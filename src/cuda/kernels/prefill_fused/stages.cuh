@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
     }
     reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
     at.meet();
-    solve_block_columns(at);
+    solve_system(at);
     ptx::fence_async_proxy();
     wait_for_rows(held);
     at.meet();

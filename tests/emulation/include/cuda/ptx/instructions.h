@@ -174,12 +174,6 @@ inline float bf16_low(uint32_t x) { return __uint_as_float(x << 16); }
 inline float bf16_high(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 inline uint64_t multiply_add_wide(uint32_t a, uint32_t b, uint64_t c) { return static_cast<uint64_t>(a) * b + c; }
 
-// predicated.h
-template <int kLeast>
-void multiply_add_from(float& x, float& y, float a, float b, float c, int i) {
-  if (i >= kLeast) x = fmaf(a, b, x), y = fmaf(a, c, y);
-}
-
 // A warp's operand registers, to be read by all its lanes until the next collective.
 class WarpOperands {
  public:

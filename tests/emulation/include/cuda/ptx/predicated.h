@@ -1,4 +1,0 @@
-// Emulated: see instructions.h.
-#pragma once
-
-#include "cuda/ptx/instructions.h"
