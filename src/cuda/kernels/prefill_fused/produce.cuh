@@ -57,7 +57,7 @@ __device__ __forceinline__ void clear_triangles(uint32_t stage, uint32_t thread,
     ptx::store_shared(stage + Stage::kSolve + i, uint4{});
 }
 
-// Where a group works. Made anew for the steps of an item from the thread's index and the shared window: kept in
+// Where a group works. Made anew for the steps of an item from one register: kept in
 // registers, it would leave too few for the operands.
 struct Place {
   ProducerLane me;
@@ -67,15 +67,16 @@ struct Place {
 // In the fused kernel: the groups share a ring of stages with the other CTA's.
 struct RingPlace : Place {
   uint32_t rank, number, full;
-  // `thread_in_group`: where the group's part of shared memory starts plus the thread's index.
-  __device__ RingPlace(uint32_t thread_in_group, uint32_t window)
+  // `thread_in_group`: where the group's part of shared memory starts plus the thread's index. All else comes from it:
+  // reading the shared window or the CTA's rank again takes 200 cycles.
+  __device__ explicit RingPlace(uint32_t thread_in_group)
       : Place{ProducerLane(static_cast<int>(renew(thread_in_group) & 1023),
                            static_cast<int>((renew(thread_in_group) & 1023) >> 7) - 1),
-              0, 0, 0, 0},
-        rank(ptx::rank_of_window(window)) {
-    const uint32_t shared = renew(window);
-    number = me.group * kClusterSize + rank;  // its stage
+              0, 0, 0, 0} {
     group_scratch = renew(thread_in_group) & ~1023u;
+    const uint32_t shared = group_scratch - Shared::kGroups - me.group * Shared::kGroupStride;
+    rank = ptx::rank_of_window(shared);
+    number = me.group * kClusterSize + rank;  // its stage
     area = group_scratch + Shared::kArea;
     scratch = group_scratch + me.warp * 4096;
     stage = shared + Shared::kStage + number * Stage::kStride;
@@ -99,18 +100,24 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
   constexpr bool kBetaFirst = kUnroll == 1;
   uint32_t beta = 0;
   if (kBetaFirst && me.warp == 0 && me.lane < count) beta = load_raw_beta(p, at.area, index, me.lane);
-  if constexpr (kWait) {
-    pad_gates_ahead(ahead, count, padding_gate<C::kGate, GateT>(), me);
-  } else {
-    stage_gates<C::kGate>(ahead, 0, count, at.scratch, me);
-    if constexpr (RawGates<GateT>::kBlocks == 1) {
-      load_gates<C::kGate>(ahead, at.area, index, 1, count, me);
-      stage_gates<C::kGate>(ahead, 1, count, at.scratch, me);
-    }
-  }
   // The other gates' longer arithmetic needs the registers that the rows would wait in.
   constexpr bool kRowsFirst = C::kGate == Gate::kBounded;
-  if constexpr (kRowsFirst && !kWait) load_rows(raw, at.area, index, count, me);
+  const auto stage = [&](auto& gates) {
+    stage_gates<C::kGate>(gates, 0, count, at.scratch, me);
+    if constexpr (RawGates<GateT>::kBlocks == 1) {
+      load_gates<C::kGate>(gates, at.area, index, 1, count, me);
+      stage_gates<C::kGate>(gates, 1, count, at.scratch, me);
+    }
+  };
+  if constexpr (kWait) {
+    pad_gates_ahead(ahead, count, padding_gate<C::kGate, GateT>(), me);
+  } else if constexpr (kRowsFirst) {
+    const RowSource from(at.area, index, me);  // behind the gates' stores its loads would wait
+    stage(ahead);
+    load_rows(raw, from, count, me);
+  } else {
+    stage(ahead);
+  }
   if constexpr (!kBetaFirst) beta = load_raw_beta(p, at.area, index, min(me.lane, count - 1));
   __syncwarp();
   std::conditional_t<kWait, NarrowAhead, InPlace<C::kGate, GateT>> place;
@@ -118,7 +125,7 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
   else raw_place(place, at.scratch, me);
   write_prefix_sums<C::kGate>(at.area, me, at.scratch, place);
   if constexpr (kWait) take_rows(raw, ahead, me);
-  else if constexpr (!kRowsFirst) load_rows(raw, at.area, index, count, me);
+  else if constexpr (!kRowsFirst) load_rows(raw, RowSource(at.area, index, me), count, me);
   pad_tokens(raw.q, 0, count, 0, me);
   pad_tokens(raw.k, 0, count, 0, me);
   write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3, kUnroll>(raw, me, at.area);
@@ -203,12 +210,11 @@ __device__ __forceinline__ void keep_position(const Position& position, uint32_t
 
 template <class C>
 __device__ __forceinline__ void produce(const Params& p) {
-  const uint32_t window = renew(ptx::shared_address(s_memory));
-  const uint32_t thread =
-      renew(window + Shared::kGroups + ((threadIdx.x >> 7) - 1) * Shared::kGroupStride + threadIdx.x);
+  const uint32_t thread = hold(ptx::shared_address(s_memory) + Shared::kGroups +
+                               ((threadIdx.x >> 7) - 1) * Shared::kGroupStride + threadIdx.x);
   RawGates<typename C::GateT> ahead;  // an item's, loaded an item before
   {
-    const RingPlace at(thread, window);
+    const RingPlace at(thread);
     if (at.me.index() == 0)
       ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_work(p, kClusterSize)));
     ptx::named_barrier(1 + at.me.group, 128);
@@ -221,17 +227,17 @@ __device__ __forceinline__ void produce(const Params& p) {
     {
       RawRows raw;
       {
-        const RingPlace at(thread, window);
+        const RingPlace at(thread);
         const uint64_t open = ptx::load_shared_u64(at.area + GroupArea::kPosition);
         if (static_cast<uint32_t>(open >> 33) == 0) return;
         prepare_rows<C, 1>(raw, p, static_cast<int>(static_cast<uint32_t>(open)), at, ahead, kStages);
         ptx::named_barrier(1 + at.me.group, 128);
       }
-      const RingPlace at(thread, window);
+      const RingPlace at(thread);
       wait_for_stage(at);
       prepare_operands<C, 1>(raw, p, at, SharedSink{at.stage});
     }
-    const RingPlace at(thread, window);
+    const RingPlace at(thread);
     {
       const uint64_t same = ptx::load_shared_u64(at.area + GroupArea::kPosition);
       Position position = {static_cast<int>(static_cast<uint32_t>(same)) + kStages,
