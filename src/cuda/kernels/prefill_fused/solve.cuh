@@ -128,7 +128,8 @@ __device__ __forceinline__ void invert_diagonal_blocks(uint32_t scratch, uint32_
 // fp32 in two tf32 terms: the first cut, the second rounded.
 struct Terms {
   uint32_t high, low;
-  __device__ explicit Terms(float x) : high(__float_as_uint(x) & 0xffffe000u) {
+  __device__ explicit Terms(float x) {
+    high = __float_as_uint(x) & 0xffffe000u;
     low = ptx::round_tf32(x - __uint_as_float(high));
   }
 };
