@@ -230,20 +230,11 @@ __device__ __forceinline__ void pad_tokens(uint4 (&x)[kBlocks][2][kParts], int f
   }
 }
 
-// Where an item's rows of q and k lie, at this lane's channels.
-struct RowSource {
-  uint2 steps;
-  const char *q, *k;
-  __device__ RowSource(uint32_t area, int index, const ProducerLane& me)
-      : steps(ptx::load_shared_u2(area + GroupArea::kSource + Source::kSteps)) {
-    const uint32_t column = 2 * (32 * me.warp + 8 * me.c);
-    q = source_row(area, Source::kQ, index, steps.x, column);
-    k = source_row(area, Source::kK, index, steps.y, column);
-  }
-};
-__device__ __forceinline__ void load_rows(RawRows& raw, const RowSource& from, int count, const ProducerLane& me) {
-  load_tokens(raw.q, from.q, from.steps.x, 0, count - 1, me);
-  load_tokens(raw.k, from.k, from.steps.y, 0, count - 1, me);
+__device__ __forceinline__ void load_rows(RawRows& raw, uint32_t area, int index, int count, const ProducerLane& me) {
+  const uint2 steps = ptx::load_shared_u2(area + GroupArea::kSource + Source::kSteps);
+  const uint32_t column = 2 * (32 * me.warp + 8 * me.c);
+  load_tokens(raw.q, source_row(area, Source::kQ, index, steps.x, column), steps.x, 0, count - 1, me);
+  load_tokens(raw.k, source_row(area, Source::kK, index, steps.y, column), steps.y, 0, count - 1, me);
 }
 
 // Copies an item's rows to where they wait: whole rows, by all warps.

@@ -100,24 +100,18 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
   constexpr bool kBetaFirst = kUnroll == 1;
   uint32_t beta = 0;
   if (kBetaFirst && me.warp == 0 && me.lane < count) beta = load_raw_beta(p, at.area, index, me.lane);
-  // The other gates' longer arithmetic needs the registers that the rows would wait in.
-  constexpr bool kRowsFirst = C::kGate == Gate::kBounded;
-  const auto stage = [&](auto& gates) {
-    stage_gates<C::kGate>(gates, 0, count, at.scratch, me);
-    if constexpr (RawGates<GateT>::kBlocks == 1) {
-      load_gates<C::kGate>(gates, at.area, index, 1, count, me);
-      stage_gates<C::kGate>(gates, 1, count, at.scratch, me);
-    }
-  };
   if constexpr (kWait) {
     pad_gates_ahead(ahead, count, padding_gate<C::kGate, GateT>(), me);
-  } else if constexpr (kRowsFirst) {
-    const RowSource from(at.area, index, me);  // behind the gates' stores its loads would wait
-    stage(ahead);
-    load_rows(raw, from, count, me);
   } else {
-    stage(ahead);
+    stage_gates<C::kGate>(ahead, 0, count, at.scratch, me);
+    if constexpr (RawGates<GateT>::kBlocks == 1) {
+      load_gates<C::kGate>(ahead, at.area, index, 1, count, me);
+      stage_gates<C::kGate>(ahead, 1, count, at.scratch, me);
+    }
   }
+  // The other gates' longer arithmetic needs the registers that the rows would wait in.
+  constexpr bool kRowsFirst = C::kGate == Gate::kBounded;
+  if constexpr (kRowsFirst && !kWait) load_rows(raw, at.area, index, count, me);
   if constexpr (!kBetaFirst) beta = load_raw_beta(p, at.area, index, min(me.lane, count - 1));
   __syncwarp();
   std::conditional_t<kWait, NarrowAhead, InPlace<C::kGate, GateT>> place;
@@ -125,7 +119,7 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
   else raw_place(place, at.scratch, me);
   write_prefix_sums<C::kGate>(at.area, me, at.scratch, place);
   if constexpr (kWait) take_rows(raw, ahead, me);
-  else if constexpr (!kRowsFirst) load_rows(raw, RowSource(at.area, index, me), count, me);
+  else if constexpr (!kRowsFirst) load_rows(raw, at.area, index, count, me);
   pad_tokens(raw.q, 0, count, 0, me);
   pad_tokens(raw.k, 0, count, 0, me);
   write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3, kUnroll>(raw, me, at.area);
