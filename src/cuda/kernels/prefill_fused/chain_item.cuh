@@ -255,6 +255,10 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
         due = next_checkpoint(p, work.sequence, work.span.length, due);
       }
     }
+    // The rare paths keep the work in memory: what says where the state goes is asked for before it is needed.
+    int64_t write = work.slots.write;
+    int32_t checkpoint = work.checkpoint, segment = work.segment;
+    asm volatile("" : "+l"(write), "+r"(checkpoint), "+r"(segment));
     traffic.close(p, work, row, me);
     store_state(state, rows, work_target(p, work), row, me);
   }

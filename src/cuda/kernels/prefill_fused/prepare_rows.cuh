@@ -157,12 +157,20 @@ __device__ __forceinline__ void open_rows(const Params& p, const Work& work, uin
                     uint2{last, static_cast<uint32_t>(work.span.length - int64_t{last} * kChunk)});
 }
 
-// And of its head: by `threads` threads.
+// Of a head's gate, for the thread of a group that keeps channel `index`: asked for before it is needed.
+struct HeadGate {
+  float bias, a_log;
+};
+__device__ __forceinline__ HeadGate load_head(const Params& p, int head, int index) {
+  return {p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(head) * kDim + index] : 0.0f,
+          p.a_log != nullptr ? p.a_log[head] : 0.0f};
+}
+// And what a group keeps of a work's head: by its 128 threads, not the one that opens rows.
 template <class GateT>
-__device__ __forceinline__ void open_head(const Params& p, int head, uint32_t area, int index, int threads) {
+__device__ __forceinline__ void open_head(const Params& p, const HeadGate& head, uint32_t area, int index) {
   const uint32_t source = area + GroupArea::kSource;
-  if (index == 0) {
-    const float factor = gate_factor(p.a_log != nullptr ? p.a_log[head] : 0.0f, p.a_log != nullptr);
+  if (index == 64) {
+    const float factor = gate_factor(head.a_log, p.a_log != nullptr);
     ptx::store_shared(source + Source::kFactors, float2{factor, p.lower_bound * kLog2e});
     ptx::store_shared(source + Source::kSteps,
                       uint2{2 * static_cast<uint32_t>(p.q_rows.token), 2 * static_cast<uint32_t>(p.k_rows.token)});
@@ -170,10 +178,7 @@ __device__ __forceinline__ void open_head(const Params& p, int head, uint32_t ar
                       static_cast<uint32_t>(sizeof(GateT) / 2) * static_cast<uint32_t>(p.gate_rows.token));
     ptx::store_shared(source + Source::kBetaStep, static_cast<uint64_t>(p.beta_rows.token * beta_size(p)));
   }
-  for (int i = index; i < kDim; i += threads) {
-    const float x = p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(head) * kDim + i] : 0.0f;
-    ptx::store_shared(area + GroupArea::kBias + i * 4, x);
-  }
+  ptx::store_shared(area + GroupArea::kBias + index * 4, head.bias);
 }
 
 // Tokens of item `index` of the open work, at most kChunk; 0 behind its end.

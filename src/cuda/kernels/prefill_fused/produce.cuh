@@ -43,10 +43,11 @@ __device__ __noinline__ Position open_work(const Params& p, Position position, u
     if (group == 0 && index_in_group == 32 && work.items > 0)
       prefetch_state(p, work, ptx::cluster_rank() * kRowsPerCta, kRowsPerCta);
   } while (position.index >= position.items);
+  const HeadGate head = load_head(p, work.head, index_in_group);
   ptx::named_barrier(1 + group, 128);  // everyone has read which work comes next, and is done with the one before
   if (index_in_group == 0) ptx::store_shared(area + GroupArea::kNextWork, static_cast<uint64_t>(w));
   if (index_in_group == 0) open_rows<typename C::GateT>(p, work, area + GroupArea::kSource);
-  open_head<typename C::GateT>(p, work.head, area, index_in_group, 128);
+  open_head<typename C::GateT>(p, head, area, index_in_group);
   ptx::named_barrier(1 + group, 128);
   return position;
 }

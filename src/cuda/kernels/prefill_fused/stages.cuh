@@ -122,7 +122,8 @@ __device__ __forceinline__ void open_unit(const Params& p, const At& at, Unit& u
     open_rows<typename C::GateT>(p, work, at.area + GroupArea::kSource);
   }
   if (unit.head() != place_before >> 8)
-    open_head<typename C::GateT>(p, static_cast<int>(unit.head()), at.area, at.me.index(), 128);
+    open_head<typename C::GateT>(p, load_head(p, static_cast<int>(unit.head()), at.me.index()), at.area,
+                                 at.me.index());
   at.meet();
 }
 

@@ -15,26 +15,45 @@ __device__ __forceinline__ bool has_whole_pairs(const void* base, Real type, int
           (2 * size - 1)) == 0;
 }
 
-__device__ __forceinline__ float2 load_state_pair(const void* base, Real type, int64_t at, bool whole) {
-  if (type == Real::kF32) {
+// How the pairs of a state lie in memory.
+struct WholeFloats {
+  static constexpr Real type = Real::kF32;
+  static constexpr bool is_whole = true;
+};
+struct AnyLayout {
+  Real type;
+  bool is_whole;
+};
+// f(layout): asked for once a state, since code that runs once a work is cold, and all of it has to be fetched.
+template <class F>
+__device__ __forceinline__ void with_state_layout(const void* base, Real type, int64_t offset, const F& f) {
+  const bool is_whole = has_whole_pairs(base, type, offset);
+  if (__builtin_expect(type == Real::kF32 && is_whole, 1)) f(WholeFloats());
+  else f(AnyLayout{type, is_whole});
+}
+
+template <class Layout>
+__device__ __forceinline__ float2 load_state_pair(const Layout& layout, const void* base, int64_t at) {
+  if (layout.type == Real::kF32) {
     const float* from = static_cast<const float*>(base) + at;
-    return whole ? *reinterpret_cast<const float2*>(from) : float2{from[0], from[1]};
+    return layout.is_whole ? *reinterpret_cast<const float2*>(from) : float2{from[0], from[1]};
   }
   const uint16_t* from = static_cast<const uint16_t*>(base) + at;
   const uint32_t x =
-      whole ? *reinterpret_cast<const uint32_t*>(from) : from[0] | static_cast<uint32_t>(from[1]) << 16;
-  return type == Real::kBf16 ? float2{ptx::bf16_low(x), ptx::bf16_high(x)} : ptx::unpack_f16(x);
+      layout.is_whole ? *reinterpret_cast<const uint32_t*>(from) : from[0] | static_cast<uint32_t>(from[1]) << 16;
+  return layout.type == Real::kBf16 ? float2{ptx::bf16_low(x), ptx::bf16_high(x)} : ptx::unpack_f16(x);
 }
 
-__device__ __forceinline__ void store_state_pair(void* base, Real type, int64_t at, float x, float y, bool whole) {
-  if (type == Real::kF32) {
+template <class Layout>
+__device__ __forceinline__ void store_state_pair(const Layout& layout, void* base, int64_t at, float x, float y) {
+  if (layout.type == Real::kF32) {
     float* to = static_cast<float*>(base) + at;
-    if (whole) *reinterpret_cast<float2*>(to) = float2{x, y};
+    if (layout.is_whole) *reinterpret_cast<float2*>(to) = float2{x, y};
     else to[0] = x, to[1] = y;
   } else {
     uint16_t* to = static_cast<uint16_t*>(base) + at;
-    const uint32_t packed = type == Real::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
-    if (whole) *reinterpret_cast<uint32_t*>(to) = packed;
+    const uint32_t packed = layout.type == Real::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+    if (layout.is_whole) *reinterpret_cast<uint32_t*>(to) = packed;
     else to[0] = static_cast<uint16_t>(packed), to[1] = static_cast<uint16_t>(packed >> 16);
   }
 }
@@ -49,31 +68,33 @@ __device__ __forceinline__ void load_state(float (&state)[64], const StateSource
         state[4 * n + e] = is_map && row + me.g + 8 * (e >> 1) == 8 * n + 2 * me.c + (e & 1) ? 1.0f : 0.0f;
     return;
   }
-  const bool whole = has_whole_pairs(source.base, source.type, source.offset);
+  with_state_layout(source.base, source.type, source.offset, [&](const auto& layout) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int64_t at = source.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
+    for (int r = 0; r < 2; ++r) {
+      const int64_t at = source.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
 #pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      const float2 x = load_state_pair(source.base, source.type, at + 8 * n, whole);
-      state[4 * n + 2 * r] = x.x;
-      state[4 * n + 2 * r + 1] = x.y;
+      for (int n = 0; n < 16; ++n) {
+        const float2 x = load_state_pair(layout, source.base, at + 8 * n);
+        state[4 * n + 2 * r] = x.x;
+        state[4 * n + 2 * r + 1] = x.y;
+      }
     }
-  }
+  });
 }
 
 __device__ __forceinline__ void store_state(const float (&state)[64], const RowScales& rows,
                                             const StateTarget& target, int row, const ConsumerLane& me) {
   if (target.base == nullptr) return;
-  const bool whole = has_whole_pairs(target.base, target.type, target.offset);
+  with_state_layout(target.base, target.type, target.offset, [&](const auto& layout) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int64_t at = target.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
+    for (int r = 0; r < 2; ++r) {
+      const int64_t at = target.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
 #pragma unroll
-    for (int n = 0; n < 16; ++n)
-      store_state_pair(target.base, target.type, at + 8 * n, state[4 * n + 2 * r] * rows.inverse[r],
-                       state[4 * n + 2 * r + 1] * rows.inverse[r], whole);
-  }
+      for (int n = 0; n < 16; ++n)
+        store_state_pair(layout, target.base, at + 8 * n, state[4 * n + 2 * r] * rows.inverse[r],
+                         state[4 * n + 2 * r + 1] * rows.inverse[r]);
+    }
+  });
 }
 
 // What a warp keeps of a work's rows: this lane's next values to fetch and next outputs to store (token row lane / 2,
