@@ -257,8 +257,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
     }
     // The rare paths keep the work in memory: what says where the state goes is asked for before it is needed.
     int64_t write = work.slots.write;
-    int32_t checkpoint = work.checkpoint, segment = work.segment;
-    asm volatile("" : "+l"(write), "+r"(checkpoint), "+r"(segment));
+    int32_t checkpoint = work.checkpoint, segment = work.segment, segments = work.segments, head = work.head;
+    asm volatile("" : "+l"(write), "+r"(checkpoint), "+r"(segment), "+r"(segments), "+r"(head));
     traffic.close(p, work, row, me);
     store_state(state, rows, work_target(p, work), row, me);
   }

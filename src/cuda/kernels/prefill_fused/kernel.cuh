@@ -29,6 +29,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   const uint32_t rank = ptx::cluster_rank();
   const int warpgroup = static_cast<int>(threadIdx.x) >> 7;
 
+  share_params(p);
   list_sequences(p, kThreads);
   for (uint32_t i = 0; i < kStages; ++i)
     clear_triangles(shared + Shared::kStage + i * Stage::kStride, threadIdx.x, kThreads);

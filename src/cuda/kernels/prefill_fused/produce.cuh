@@ -26,11 +26,24 @@ struct Position {
   int index, items;
 };
 
+// The parameters for functions that are not inlined: of a reference to the kernel's own these read every field from
+// global memory, 500 cycles each.
+__device__ __forceinline__ const Params& shared_params() {
+  return *reinterpret_cast<const Params*>(s_memory + Shared::kParams);
+}
+// All threads of the CTA; a barrier must follow.
+__device__ __forceinline__ void share_params(const Params& p) {
+  static_assert(sizeof(Params) % 8 == 0 && sizeof(Params) / 8 <= kThreads);
+  if (threadIdx.x < sizeof(Params) / 8)
+    reinterpret_cast<uint64_t*>(s_memory + Shared::kParams)[threadIdx.x] =
+        reinterpret_cast<const uint64_t*>(&p)[threadIdx.x];
+}
+
 // Opens the work that holds item `position.index`; items 0: there is none. All 128 threads of the group. Not inlined:
 // runs once a work, and would cost the item loop registers.
 template <class C>
-__device__ __noinline__ Position open_work(const Params& p, Position position, uint32_t area, int index_in_group,
-                                           int group) {
+__device__ __noinline__ Position open_work(Position position, uint32_t area, int index_in_group, int group) {
+  const Params& p = shared_params();
   const int64_t works = work_count(p);
   int64_t w = static_cast<int64_t>(ptx::load_shared_u64(area + GroupArea::kNextWork));
   Work work;
@@ -213,7 +226,7 @@ __device__ __forceinline__ void produce(const Params& p) {
     if (at.me.index() == 0)
       ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_work(p, kClusterSize)));
     ptx::named_barrier(1 + at.me.group, 128);
-    const Position position = open_work<C>(p, {static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
+    const Position position = open_work<C>({static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
     if (position.items != 0) load_ahead<C>(p, position.index, at, ahead);
     keep_position(position, 1, at);  // parity 1: the first wait for an empty stage passes at once
     ptx::named_barrier(1 + at.me.group, 128);
@@ -241,7 +254,7 @@ __device__ __forceinline__ void produce(const Params& p) {
       ptx::fence_async_proxy();
       ptx::named_barrier(1 + at.me.group, 128);  // everyone has read it, and written partial scores and operands
       if (at.me.index() == 0) send_stage<0, Stage::kSolve>(at);  // while the solve runs
-      if (position.index >= position.items) position = open_work<C>(p, position, at.area, at.me.index(), at.me.group);
+      if (position.index >= position.items) position = open_work<C>(position, at.area, at.me.index(), at.me.group);
       if (position.items != 0) load_ahead<C>(p, position.index, at, ahead);
       keep_position(position, parity ^ 1, at);
     }

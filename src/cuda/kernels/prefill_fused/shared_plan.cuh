@@ -63,7 +63,8 @@ struct Shared {
   static constexpr uint32_t kArea = kScratchBytes;  // of a group, behind its scratch: GroupArea
   static constexpr uint32_t kGroupStride = 23 * 1024;
   static constexpr uint32_t kBarriers = kGroups + kProducerGroups * kGroupStride;  // full[4], empty[4]
-  static constexpr uint32_t kBytes = kBarriers + 64;
+  static constexpr uint32_t kParams = kBarriers + 64;  // the kernel's parameters again, see shared_params
+  static constexpr uint32_t kBytes = kParams + (sizeof(Params) + 15) / 16 * 16;
 };
 static_assert(Shared::kGroups % 1024 == 0 && Shared::kArea + kGroupBytes <= Shared::kGroupStride);
 static_assert(Shared::kBytes <= 232448);
