@@ -5,7 +5,7 @@
 // product, where T' is kept in 22 (H-8). Two block columns share a product, as the halves of its rows, so that two
 // warps have everything to do; each makes the four T_bb for itself, and nothing crosses warps between the scores and
 // the published stage. Held transposed, X_b = T_bJ^T, a product's accumulators are the next one's operand:
-//   X_b = -(sum_m X_m N_bm^T) T_bb^T
+//   X_b = -(sum_m X_m N_bm^T) T_bb^T, the last two block rows in one step from the first two.
 // T' = T diag(beta) goes to the stage in two fp16 terms, so that U = T' (V - K~ S). No entry of a row depends on later
 // tokens, not even as 0 * NaN (H-9).
 #pragma once
@@ -191,25 +191,22 @@ __device__ __forceinline__ void store_pair(const ColumnPair& pair, const PairPla
   ptx::store_matrix_x4_trans(at.target + kBelow * 1024, terms[0], terms[1], terms[2], terms[3]);
 }
 
-// X_b of block b = J + kBelow from its finished sum. What a later token's NaN left there must not reach the rows above
-// it through the zeros of T_bb; its own and later rows are the slow path's (N-7).
-template <int kBelow>
-__device__ __forceinline__ ColumnPair finish_pair(const ColumnPair& sum, const PairPlace& at) {
-  ColumnPair finite, pair;
+// -X, finite: what a later token's NaN left there must not reach the rows above it through the zeros of T_bb; its own
+// and later rows are the slow path's (N-7).
+__device__ __forceinline__ PairOperand negated(const ColumnPair& sum) {
+  ColumnPair finite;
 #pragma unroll
   for (int i = 0; i < 4; ++i) finite.x[i] = fminf(fmaxf(-sum.x[i], -1e30f), 1e30f);
-  multiply_block(pair, PairOperand(finite), at.rows + kBelow * SolveArea::kBlockBytes);
-  if constexpr (kBelow == 1) {  // the second column starts here
-    const float2 diagonal = ptx::load_shared_f2(at.columns + SolveArea::kBlockBytes);
-    pair.x[2] = diagonal.x, pair.x[3] = diagonal.y;
-  }
-  store_pair<kBelow>(pair, at);
-  return pair;
+  return PairOperand(finite);
 }
 
-// Block columns J = `first` and J + 1 of T' to the stage, J 0 or 2.
+// Block columns J = `first` and J + 1 of T' to the stage, J 0 or 2, by a warp each. Of the lower left quarter,
+//   [T_2J; T_3J] = -[T_22 0; T_32 T_33] [Y_2; Y_3],  Y_b = sum_{m < 2} N_bm T_mJ,
+// the first warp makes all once the second has left T_32 where the norms' sums were.
 __device__ __forceinline__ void solve_block_columns(uint32_t scratch, uint32_t area, uint32_t stage, int first,
                                                     const ProducerLane& me) {
+  constexpr uint32_t kBlock = SolveArea::kBlockBytes;
+  constexpr uint32_t kPairBarrier = 8;
   invert_diagonal_blocks(scratch, area, me.lane);
   __syncwarp();
   const PairPlace at(scratch, area, stage, first, me);
@@ -218,19 +215,34 @@ __device__ __forceinline__ void solve_block_columns(uint32_t scratch, uint32_t a
   pair.x[0] = diagonal.x, pair.x[1] = diagonal.y;
   store_pair<0>(pair, at);
   const PairOperand x0(pair);
-  ColumnPair sum;
+  ColumnPair sum, next;
   multiply_block(sum, x0, at.system + PairPlace::kDown);
-  const ColumnPair pair1 = finish_pair<1>(sum, at);
-  if (first != 0) return;
-  const PairOperand x1(pair1);
+  multiply_block(next, negated(sum), at.rows + kBlock);
+  const float2 second = ptx::load_shared_f2(at.columns + kBlock);  // the second column starts here
+  next.x[2] = second.x, next.x[3] = second.y;
+  store_pair<1>(next, at);
+  const uint32_t quarter = area + GroupArea::kSums;  // T_32 by rows
+  if (first != 0) {
+    const uint32_t target = quarter + 2 * me.c * SolveArea::kRowBytes + me.g * 4;
+    ptx::store_shared(target, next.x[0]);
+    ptx::store_shared(target + SolveArea::kRowBytes, next.x[1]);
+    ptx::named_barrier(kPairBarrier + me.group, 64);
+    return;
+  }
+  const PairOperand x1(next);
   ColumnPair sum2, sum3;
   multiply_block(sum2, x0, at.system + 2 * PairPlace::kDown);
-  multiply_block(sum2, x1, at.system + 2 * PairPlace::kDown + 32);
   multiply_block(sum3, x0, at.system + 3 * PairPlace::kDown);
+  multiply_block(sum2, x1, at.system + 2 * PairPlace::kDown + 32);
   multiply_block(sum3, x1, at.system + 3 * PairPlace::kDown + 32);
-  const PairOperand x2(finish_pair<2>(sum2, at));
-  multiply_block(sum3, x2, at.system + 3 * PairPlace::kDown + 64);
-  finish_pair<3>(sum3, at);
+  const PairOperand y2 = negated(sum2);
+  ColumnPair pair2, pair3;
+  multiply_block(pair2, y2, at.rows + 2 * kBlock);
+  multiply_block(pair3, negated(sum3), at.rows + 3 * kBlock);
+  store_pair<2>(pair2, at);
+  ptx::named_barrier(kPairBarrier + me.group, 64);
+  multiply_block(pair3, y2, quarter + me.g * SolveArea::kRowBytes + 8 * me.c);
+  store_pair<3>(pair3, at);
 }
 
 }  // namespace kda::cuda::prefill_fused
