@@ -2,8 +2,9 @@
 // rounds in shuffled order beside two copy controls, raw samples to a JSON file. Usage: kda_gpu_prefill_bench
 // [--rounds R] [--filter SUBSTRING] [--gates bench,init,softplus] [--forms auto,fused,staged,beside,stages]
 // [--segments auto|N,N,...] [--json FILE]; `auto`: as plans choose; `beside`: the staged form's preparation beside
-// its chains of two SMs each, and, as `beside1`, of one; `stages`: the staged form's first kernel alone; `--forms all`:
-// these, and cuts of long sequences.
+// its chains of two SMs each, and, as `beside1`, of one; `stages`: the staged form's first kernel alone, `stagesN`: on N
+// SMs; `waveN`: beside chains of N works at a time, the preparation on the SMs that these leave; `--forms all`: all but
+// the last two, and cuts of long sequences.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -152,11 +153,11 @@ Choices choices(const CallFacts& facts, const std::string& forms, const std::str
   for (const std::string& form : split(forms)) {
     if (form == "auto") all.emplace_back(form, choose_form(facts));
     else if (form == "stages") all.emplace_back(form, Form{1, true});
-    else if (form.rfind("stages", 0) == 0)
-      all.emplace_back(form, Form{1, true, 1, std::atoi(form.c_str() + 6)});
+    else if (form.rfind("stages", 0) == 0) all.emplace_back(form, Form{1, true, 1, std::atoi(form.c_str() + 6)});
     else if (form == "beside") add_beside(all, facts);
     else if (form.rfind("wave", 0) == 0)
-      all.emplace_back(form, Form{1, true, std::atoi(form.c_str() + 4), facts.sm_count - std::atoi(form.c_str() + 4)});
+      all.emplace_back(form,
+                       Form{1, true, std::atoi(form.c_str() + 4), facts.sm_count - std::atoi(form.c_str() + 4)});
     else
       for (const std::string& count : split(cuts)) {
         CallFacts alone = facts;
@@ -207,7 +208,7 @@ cudaGraphExec_t capture(const Variant& variant, const Buffers& b, int64_t n, int
     p.beta = b.beta + at, p.out = b.out + at * 128;
     p.state_in = b.state_in + state_at, p.state_out = b.state_out + state_at;
     check(variant.form.rfind("stages", 0) == 0 ? launch_stages(p, family, Real::kBf16, sm_count, stream)
-                                   : launch_prefill_fused(p, family, Real::kBf16, sm_count, stream),
+                                               : launch_prefill_fused(p, family, Real::kBf16, sm_count, stream),
           "launch");
   }
   check(cudaStreamEndCapture(stream, &graph), "end capture");

@@ -15,10 +15,11 @@ struct ItemCosts {
   double beside;       // the same where memory does not limit it
   int prepare_groups;  // that share an SM
 };
-constexpr ItemCosts kAnchored{1.84, 2.42, 2.13, 4}, kDyadic{2.36, 3.38, 2.95, 3};
-constexpr double kFusedStart = 5, kFusedWork = 6.5, kFusedFirst = 2.25;  // of a work, less where it has few items
+constexpr ItemCosts kAnchored{1.78, 2.32, 2.04, 4}, kDyadic{2.24, 3.07, 2.84, 3};
+constexpr double kFusedStart = 5, kFusedWork = 4.3, kFusedFirst = 2.05;  // of a work, less where it has few items
 constexpr double kStageStart = 4, kStageOrder = 1e-3;  // and the order of sequences, by their number's square
-constexpr double kLoneItem = 0.98, kPairItem = 1.2;    // a step of a chain on two SMs, on one
+// A step of a chain: on two SMs, on one, of a summary on one.
+constexpr double kLoneItem = 0.925, kPairItem = 1.4, kSummaryItem = 1.2;
 constexpr double kChainWork = 2.6, kChainStart = 8;
 constexpr double kMergeStep = 3, kMergeStart = 4;
 // What a chain reads and writes of memory: a step's stage, values and outputs; the same of a summary; a work's
@@ -27,7 +28,7 @@ constexpr double kStepBytes = 55.8e3, kSummaryBytes = 33.3e3, kStateBytes = 131e
 // Beside one another: from the start until the first chain is under way; what is read and written of memory for an
 // item.
 constexpr double kBesideStart = 16, kItemBytes = 80.5e3;
-constexpr double kBesidePairItem = 1.45;  // a step of a chain on one SM, there
+constexpr double kBesideLoneItem = 0.98;  // a step of a chain on two SMs, there
 constexpr double kUneven = 2;             // the longest of several sequences, of their mean, where nobody knows
 constexpr double kGain = 0.97;            // of the fused, uncut form's time: what another must save
 
@@ -63,7 +64,8 @@ double fused_time(int64_t works, int64_t items, const CallFacts& call) {
 double chain_time(int64_t works, int64_t items, double step_bytes, int sm_count, double longest = 1) {
   const bool is_lone = 2 * works <= sm_count;
   const auto turns = static_cast<double>(is_lone ? 1 : rounds(works, sm_count)), steps = static_cast<double>(items);
-  const double latency = std::max(turns, longest) * steps * (is_lone ? kLoneItem : kPairItem);
+  const double pair = step_bytes == kSummaryBytes ? kSummaryItem : kPairItem;
+  const double latency = std::max(turns, longest) * steps * (is_lone ? kLoneItem : pair);
   const double memory = static_cast<double>(works) * (steps * step_bytes + kStateBytes) / kRate;
   return kChainStart + kChainWork * (turns - 1) + std::max(latency, memory);
 }
@@ -78,11 +80,11 @@ double beside_time(const Size& size, const Form& form, const CallFacts& call, do
   const ItemCosts& costs = costs_of(call);
   const bool is_lone = 2 * form.wave + form.prepare_ctas <= call.sm_count;
   const int64_t groups = int64_t{form.prepare_ctas} * costs.prepare_groups;
-  const int64_t used = groups > form.wave ? groups - groups % form.wave : groups;
+  const int64_t used = groups > call.value_heads ? groups - groups % call.value_heads : groups;
   const auto all = static_cast<double>(size.units * size.items), works = static_cast<double>(size.units);
   return kBesideStart +
          std::max({costs.beside * costs.prepare_groups * all / static_cast<double>(used),
-                   longest * static_cast<double>(size.items) * (is_lone ? kLoneItem : kBesidePairItem) + kChainWork,
+                   longest * static_cast<double>(size.items) * (is_lone ? kBesideLoneItem : kPairItem) + kChainWork,
                    (all * kItemBytes + works * kStateBytes) / kRate});
 }
 

@@ -81,8 +81,8 @@ struct Place {
 // In the fused kernel: the groups share a ring of stages with the other CTA's.
 struct RingPlace : Place {
   uint32_t rank, number, full;
-  // `thread_in_group`: where the group's part of shared memory starts plus the thread's index. All else comes from it:
-  // reading the shared window or the CTA's rank again takes 200 cycles.
+  // `thread_in_group`: where the group's part of shared memory starts plus the thread's index. All else comes from
+  // it: reading the shared window or the CTA's rank again takes 200 cycles.
   __device__ explicit RingPlace(uint32_t thread_in_group)
       : Place{ProducerLane(static_cast<int>(renew(thread_in_group) & 1023),
                            static_cast<int>((renew(thread_in_group) & 1023) >> 7) - 1),
@@ -153,7 +153,8 @@ template <class C, int kUnroll, class Sink>
 __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, const Place& at, Sink sink) {
   const int channel = at.me.lane;
   const float total0 = load_prefix(at.scratch, 15, channel), total1 = load_prefix(at.scratch, 31, channel);
-  ptx::store_shared(at.stage + Stage::kDecay + 4 * decay_place(32 * at.me.warp + channel), exp2_exact(total0 + total1));
+  ptx::store_shared(at.stage + Stage::kDecay + 4 * decay_place(32 * at.me.warp + channel),
+                    exp2_exact(total0 + total1));
   if (at.me.warp == 0) {
     const float beta = ptx::load_shared_f1(at.area + GroupArea::kBeta + channel * 4);
     const bool tame = p.normalize && beta >= 0.0f && beta <= 2.0f;
@@ -172,8 +173,8 @@ __device__ __forceinline__ void prepare_operands(const RawRows& raw, const Param
   else build_dyadic<kUnroll>(raw, at.me, at.scratch, at.area, sink);
 }
 
-// Two warps of four have all of it to do, the first more: not warp 0, which has the most else to do, in the first group;
-// in the next the others, so that the SM's schedulers, which have a warp of each group, get as much to do.
+// Two warps of four have all of it to do, the first more: not warp 0, which has the most else to do, in the first
+// group; in the next the others, so that the SM's schedulers, which have a warp of each group, get as much to do.
 __device__ __forceinline__ void solve_system(const Place& at) {
   const int turn = (at.me.warp + 2 * at.me.group + 2) & 3;
   if (turn < 2) solve_block_columns(at.scratch, at.area, at.stage, 2 * turn, at.me);

@@ -1,13 +1,12 @@
 // Producer warpgroup: scores of an item from the warps' partial sums, and the inverse of its triangular system (H-8).
 //
-// T = (I + diag(beta) A)^-1 by 8x8 blocks: diagonal blocks T_bb by substitution in fp32, then down each block column J
-// T_bJ = -T_bb sum_{J <= m < b} N_bm T_mJ on the tensor cores, tf32 operands of two terms: 21 bits and more of every
-// product, where T' is kept in 22 (H-8). Two block columns share a product, as the halves of its rows, so that two
-// warps have everything to do; each makes the four T_bb for itself, and nothing crosses warps between the scores and
-// the published stage. Held transposed, X_b = T_bJ^T, a product's accumulators are the next one's operand:
-//   X_b = -(sum_m X_m N_bm^T) T_bb^T, the last two block rows in one step from the first two.
-// T' = T diag(beta) goes to the stage in two fp16 terms, so that U = T' (V - K~ S). No entry of a row depends on later
-// tokens, not even as 0 * NaN (H-9).
+// T = (I + diag(beta) A)^-1 by 8x8 blocks: diagonal blocks T_bb by substitution in fp32, the others on the tensor
+// cores, tf32 operands of two terms: 21 bits and more of every product, where T' is kept in 22.
+//   T_10 = -T_11 N_10 T_00, T_32 = -T_33 N_32 T_22;  lower left quarter: -[T_22 0; T_32 T_33] N [T_00 0; T_10 T_11]
+// Two block columns share a product, as the halves of its rows; two warps do everything, each makes the four T_bb for
+// itself, and one gives T_32 to the other. Held transposed, X = T_bJ^T, a product's accumulators are the next one's
+// operand. T' = T diag(beta) goes to the stage in two fp16 terms, so that U = T' (V - K~ S). No entry of a row depends
+// on later tokens, not even as 0 * NaN (H-9).
 #pragma once
 
 #include "cuda/kernels/prefill_fused/prepare_anchored.cuh"
