@@ -221,26 +221,25 @@ __device__ __forceinline__ void solve_block_columns(uint32_t scratch, uint32_t a
   next.x[2] = second.x, next.x[3] = second.y;
   store_pair<1>(next, at);
   const uint32_t quarter = area + GroupArea::kSums;  // T_32 by rows
+  ColumnPair pair3, sum2;
   if (first != 0) {
     const uint32_t target = quarter + 2 * me.c * SolveArea::kRowBytes + me.g * 4;
     ptx::store_shared(target, next.x[0]);
     ptx::store_shared(target + SolveArea::kRowBytes, next.x[1]);
-    ptx::named_barrier(kPairBarrier + me.group, 64);
-    return;
+  } else {
+    const PairOperand x1(next);
+    ColumnPair sum3, pair2;
+    multiply_block(sum2, x0, at.system + 2 * PairPlace::kDown);
+    multiply_block(sum3, x0, at.system + 3 * PairPlace::kDown);
+    multiply_block(sum2, x1, at.system + 2 * PairPlace::kDown + 32);
+    multiply_block(sum3, x1, at.system + 3 * PairPlace::kDown + 32);
+    multiply_block(pair2, negated(sum2), at.rows + 2 * kBlock);
+    multiply_block(pair3, negated(sum3), at.rows + 3 * kBlock);
+    store_pair<2>(pair2, at);
   }
-  const PairOperand x1(next);
-  ColumnPair sum2, sum3;
-  multiply_block(sum2, x0, at.system + 2 * PairPlace::kDown);
-  multiply_block(sum3, x0, at.system + 3 * PairPlace::kDown);
-  multiply_block(sum2, x1, at.system + 2 * PairPlace::kDown + 32);
-  multiply_block(sum3, x1, at.system + 3 * PairPlace::kDown + 32);
-  const PairOperand y2 = negated(sum2);
-  ColumnPair pair2, pair3;
-  multiply_block(pair2, y2, at.rows + 2 * kBlock);
-  multiply_block(pair3, negated(sum3), at.rows + 3 * kBlock);
-  store_pair<2>(pair2, at);
   ptx::named_barrier(kPairBarrier + me.group, 64);
-  multiply_block(pair3, y2, quarter + me.g * SolveArea::kRowBytes + 8 * me.c);
+  if (first != 0) return;
+  multiply_block(pair3, negated(sum2), quarter + me.g * SolveArea::kRowBytes + 8 * me.c);
   store_pair<3>(pair3, at);
 }
 
