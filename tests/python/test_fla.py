@@ -227,7 +227,7 @@ def by_hand(layer, x):
 
 
 @torch.no_grad()
-def test_conv_caches_are_flas(device):
+def test_I03_conv_caches_are_flas(device):
     """The cache holds the last W inputs; update moves it in place; both continue what a longer prefill would."""
     from fla.modules.causal_conv1d.ops import causal_conv1d_fwd, causal_conv1d_update
 

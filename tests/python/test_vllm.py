@@ -15,7 +15,7 @@ from vllm_steps import CLASSES, NAMES, Layer, Request, engine_config, error, ref
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("vllm_registered")]
 
 
-def test_the_layer_is_libkdas_and_its_views_are_strided(kind):
+def test_M25_the_layer_is_libkdas_and_its_views_are_strided(kind):
     layer = Layer(kind, engine_config())
     part = layer.layer
     assert type(part).__name__ == f"LibKDA{NAMES[kind]}" and isinstance(part, CLASSES[kind])
@@ -123,7 +123,7 @@ def test_states_in_bfloat16():
         assert error(torch.cat(rows), want) <= 1e-2 and error(layer.state(a), state) <= 1e-2
 
 
-def test_padding_rows_and_the_null_block_are_left_alone(kind):
+def test_I02_padding_rows_and_the_null_block_are_left_alone(kind):
     layer = Layer(kind, engine_config(drafts=2))
     plain = Layer(kind, engine_config(), prefix="model.layers.1.attn")
     for part, spec in ((layer, True), (plain, False)):
@@ -151,7 +151,7 @@ def staged(
     staged_num_accepted_tokens[n:] = 1
 
 
-def test_tables_for_a_graph_lie_in_vllms_buffers(kind, monkeypatch):
+def test_M26_tables_for_a_graph_lie_in_vllms_buffers(kind, monkeypatch):
     """With full graphs a decode or verify step reads the builder's persistent tables alone, padded with the null block."""
     if kind == "k3":
         monkeypatch.setattr("vllm.models.kimi_k3.nvidia.kda_metadata.stage_spec_decode_metadata", staged)
@@ -212,7 +212,7 @@ def test_M14_chunk_tables_are_vllms():
     assert offsets.tolist() == [0, *(-(-lengths // 64)).cumsum(0).tolist()]
 
 
-def test_checkpoints_are_declared_and_written(kind):
+def test_I09_checkpoints_are_declared_and_written(kind):
     """Align mode: state and window at a block boundary inside a prefill go to the block that vLLM names, in the same pass."""
     config = engine_config(cache_mode="align")
     config.cache_config.mamba_block_size = config.cache_config.hash_block_size = 16
