@@ -2,11 +2,12 @@
 // rounds in shuffled order beside two copy controls, raw samples to a JSON file. Usage: kda_gpu_prefill_bench
 // [--rounds R] [--filter SUBSTRING] [--gates bench,init,softplus] [--forms auto,fused,staged,beside,stages]
 // [--segments auto|N,N,...] [--json FILE]; `auto`: as plans choose; `beside`: the staged form's preparation beside
-// its chains of two SMs each, and, as `beside1`, of one; `stages`: the staged form's first kernel alone, `stagesN`: on N
-// SMs; `waveN`: beside chains of N works at a time, the preparation on the SMs that these leave; `--forms all`: all but
-// the last two, and cuts of long sequences.
+// its chains of two SMs each, and, as `beside1`, of one; `stages`: the staged form's first kernel alone, `stagesN`:
+// on N SMs; `waveN`: beside chains of N works at a time, the preparation on the SMs that these leave; `--forms all`:
+// all but the last two, and cuts of long sequences.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <numeric>
@@ -133,6 +134,15 @@ void add_beside(Choices& all, const CallFacts& facts) {
   }
 }
 
+// The N of `stagesN` or `waveN`: at least two SMs are left to the others.
+int number_behind(const std::string& form, const std::string& name, int sm_count) {
+  const int number = std::atoi(form.c_str() + name.size());
+  if (number >= 1 && number <= sm_count - 2) return number;
+  std::fprintf(stderr, "--forms: %s: expected a number from 1 to %d behind `%s`\n", form.c_str(), sm_count - 2,
+               name.c_str());
+  std::exit(2);
+}
+
 // The forms of a call that are to be measured, by name.
 Choices choices(const CallFacts& facts, const std::string& forms, const std::string& cuts) {
   Choices all;
@@ -153,12 +163,13 @@ Choices choices(const CallFacts& facts, const std::string& forms, const std::str
   for (const std::string& form : split(forms)) {
     if (form == "auto") all.emplace_back(form, choose_form(facts));
     else if (form == "stages") all.emplace_back(form, Form{1, true});
-    else if (form.rfind("stages", 0) == 0) all.emplace_back(form, Form{1, true, 1, std::atoi(form.c_str() + 6)});
+    else if (form.rfind("stages", 0) == 0)
+      all.emplace_back(form, Form{1, true, 1, number_behind(form, "stages", facts.sm_count)});
     else if (form == "beside") add_beside(all, facts);
-    else if (form.rfind("wave", 0) == 0)
-      all.emplace_back(form,
-                       Form{1, true, std::atoi(form.c_str() + 4), facts.sm_count - std::atoi(form.c_str() + 4)});
-    else
+    else if (form.rfind("wave", 0) == 0) {
+      const int wave = number_behind(form, "wave", facts.sm_count);
+      all.emplace_back(form, Form{1, true, wave, facts.sm_count - wave});
+    } else
       for (const std::string& count : split(cuts)) {
         CallFacts alone = facts;
         alone.may_stage = form == "staged";

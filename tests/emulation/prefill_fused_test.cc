@@ -377,6 +377,25 @@ TEST(PrefillFusedEmulated, H09_LaterTokensDoNotReachBack) {
   EXPECT_EQ(before.out, after.out);
 }
 
+// The same in every block of the solve, whatever of the token is bad.
+TEST(PrefillFusedEmulated, H09_ABadTokenAnywhereInAChunk) {
+  const PrefillProblem problem({64}, 1, Gate::kBounded);
+  const PrefillResult before = run(problem);
+  const auto expect_earlier_bits = [&](const PrefillProblem& changed, int token) {
+    const PrefillResult after = run(changed);
+    EXPECT_TRUE(std::equal(before.out.begin(), before.out.begin() + token * 128, after.out.begin())) << token;
+  };
+  for (const int token : {33, 40, 47, 55, 59, 63}) {
+    PrefillProblem bad_key = problem, bad_value = problem, bad_gate = problem, bad_beta = problem;
+    bad_key.k[token * 128 + 5] = 0x7fc0;
+    bad_value.v[token * 128 + 5] = 0x7f80;
+    bad_gate.gate[token * 128 + 5] = NAN;
+    bad_beta.beta[token] = bf16_bits(NAN);
+    for (const PrefillProblem* changed : {&bad_key, &bad_value, &bad_gate, &bad_beta})
+      expect_earlier_bits(*changed, token);
+  }
+}
+
 TEST(PrefillFusedEmulated, N07_ValuesBeyondFp16) {
   PrefillProblem problem({64}, 1, Gate::kBounded);
   for (int i = 0; i < 128; ++i) problem.v[40 * 128 + i] = bf16_bits(3e30);

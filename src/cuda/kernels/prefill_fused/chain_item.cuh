@@ -85,8 +85,8 @@ struct ChainPlace {
   int index;
 };
 
-// A stage's shared address / 16, known to be the same in all lanes. Shared addresses carry the
-// CTA's rank in their upper bits, which a descriptor has no room for.
+// A stage's shared address / 16, known to be the same in all lanes. Shared addresses carry the CTA's rank in their
+// upper bits, which a descriptor has no room for.
 __device__ __forceinline__ uint32_t uniform_stage16(uint32_t stage) {
   return __shfl_sync(0xffffffffu, (stage & 0x3ffffu) >> 4, 0);
 }

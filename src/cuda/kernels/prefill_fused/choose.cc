@@ -18,13 +18,15 @@ struct ItemCosts {
 constexpr ItemCosts kAnchored{1.78, 2.32, 2.04, 4}, kDyadic{2.24, 3.07, 2.84, 3};
 constexpr double kFusedStart = 5, kFusedWork = 4.3, kFusedFirst = 2.05;  // of a work, less where it has few items
 constexpr double kStageStart = 4, kStageOrder = 1e-3;  // and the order of sequences, by their number's square
-// A step of a chain: on two SMs, on one, of a summary on one.
-constexpr double kLoneItem = 0.925, kPairItem = 1.4, kSummaryItem = 1.2;
+constexpr double kLoneItem = 0.925;                    // a step of a chain on two SMs
 constexpr double kChainWork = 2.6, kChainStart = 8;
 constexpr double kMergeStep = 3, kMergeStart = 4;
-// What a chain reads and writes of memory: a step's stage, values and outputs; the same of a summary; a work's
-// states. Bytes, a microsecond.
-constexpr double kStepBytes = 55.8e3, kSummaryBytes = 33.3e3, kStateBytes = 131e3, kRate = 3.9e6;
+// A step of a chain on one SM, and what it reads and writes of memory: its stage, values and outputs.
+struct StepCosts {
+  double time, bytes;
+};
+constexpr StepCosts kWholeStep{1.4, 55.8e3}, kSummaryStep{1.2, 33.3e3};
+constexpr double kStateBytes = 131e3, kRate = 3.9e6;  // of a work; bytes a microsecond
 // Beside one another: from the start until the first chain is under way; what is read and written of memory for an
 // item.
 constexpr double kBesideStart = 16, kItemBytes = 80.5e3;
@@ -61,12 +63,11 @@ double fused_time(int64_t works, int64_t items, const CallFacts& call) {
          static_cast<double>(turns) * (costs_of(call).fused * steps + std::min(kFusedWork, kFusedFirst * steps));
 }
 
-double chain_time(int64_t works, int64_t items, double step_bytes, int sm_count, double longest = 1) {
+double chain_time(int64_t works, int64_t items, const StepCosts& step, int sm_count, double longest = 1) {
   const bool is_lone = 2 * works <= sm_count;
   const auto turns = static_cast<double>(is_lone ? 1 : rounds(works, sm_count)), steps = static_cast<double>(items);
-  const double pair = step_bytes == kSummaryBytes ? kSummaryItem : kPairItem;
-  const double latency = std::max(turns, longest) * steps * (is_lone ? kLoneItem : pair);
-  const double memory = static_cast<double>(works) * (steps * step_bytes + kStateBytes) / kRate;
+  const double latency = std::max(turns, longest) * steps * (is_lone ? kLoneItem : step.time);
+  const double memory = static_cast<double>(works) * (steps * step.bytes + kStateBytes) / kRate;
   return kChainStart + kChainWork * (turns - 1) + std::max(latency, memory);
 }
 
@@ -83,9 +84,10 @@ double beside_time(const Size& size, const Form& form, const CallFacts& call, do
   const int64_t used = groups > call.value_heads ? groups - groups % call.value_heads : groups;
   const auto all = static_cast<double>(size.units * size.items), works = static_cast<double>(size.units);
   return kBesideStart +
-         std::max({costs.beside * costs.prepare_groups * all / static_cast<double>(used),
-                   longest * static_cast<double>(size.items) * (is_lone ? kBesideLoneItem : kPairItem) + kChainWork,
-                   (all * kItemBytes + works * kStateBytes) / kRate});
+         std::max(
+             {costs.beside * costs.prepare_groups * all / static_cast<double>(used),
+              longest * static_cast<double>(size.items) * (is_lone ? kBesideLoneItem : kWholeStep.time) + kChainWork,
+              (all * kItemBytes + works * kStateBytes) / kRate});
 }
 
 // Several sequences, whole, the preparation first: then the longest alone keeps the others' SMs idle. Chains of one
@@ -95,7 +97,7 @@ bool is_better_beside(const CallFacts& call, const Form& lone) {
   const Size size = size_of(call, 1);
   double gain = 0;
   for (const double longest : {1.0, kUneven})
-    gain += preparation_time(size, call) + chain_time(size.units, size.steps, kStepBytes, call.sm_count, longest) -
+    gain += preparation_time(size, call) + chain_time(size.units, size.steps, kWholeStep, call.sm_count, longest) -
             beside_time(size, lone, call, longest);
   return gain > 0;
 }
@@ -110,15 +112,14 @@ double expected_microseconds(const CallFacts& call, const Form& form) {
   if (form.wave > 0) return beside_time(size, form, call, 1);
   const int64_t summaries = size.units * (2 * size.pieces - 3), all = size.units * size.pieces;
   double time = form.is_staged ? preparation_time(size, call) : 0;
-  const auto add = [&](int64_t works, double step_bytes) {
-    time += form.is_staged ? chain_time(works, size.steps, step_bytes, call.sm_count)
-                           : fused_time(works, size.steps, call);
+  const auto add = [&](int64_t works, const StepCosts& step) {
+    time += form.is_staged ? chain_time(works, size.steps, step, call.sm_count) : fused_time(works, size.steps, call);
   };
   if (size.pieces > 1) {
     time += kMergeStart + kMergeStep * static_cast<double>(size.pieces - 2);
-    add(summaries, kSummaryBytes);
+    add(summaries, kSummaryStep);
   }
-  add(all, kStepBytes);
+  add(all, kWholeStep);
   return time;
 }
 

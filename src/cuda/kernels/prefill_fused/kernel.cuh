@@ -6,9 +6,10 @@
 // Block: warps 0-3 run the serial chain (consume.cuh, recurrence.cuh); warps 4-7 and 8-11 are two preparing
 // warpgroups (produce.cuh). Item i of a cluster (32 tokens) is prepared by group i/2 % 2 of CTA i % 2 into stage i %
 // 4 of both. Shared memory: shared_plan.cuh. Waiting: produce.cuh, consume.cuh; nobody waits for another cluster
-// (F28). Precision: gates, decays, norms, scores, inverse, accumulators and state fp32; operands fp16 of one term, K^
-// and T' two terms (N-6); state, right-hand side and U scaled by a causal power of two, with an fp32 slow path (N-7).
-// Limits: rows start at multiples of 16 bytes; at most one live write per slot (P-8).
+// (F28). Precision: gates, decays, norms, scores, accumulators and state fp32; operands fp16 of one term, K^ and T'
+// two terms, blocks of the inverse two tf32 terms (N-6); state, right-hand side and U scaled by a causal power of
+// two, with an fp32 slow path (N-7). Limits: rows start at multiples of 16 bytes; at most one live write per slot
+// (P-8).
 #pragma once
 
 #include "cuda/kernels/prefill_fused/consume.cuh"

@@ -165,7 +165,7 @@ __device__ __forceinline__ HeadGate load_head(const Params& p, int head, int ind
   return {p.dt_bias != nullptr ? p.dt_bias[static_cast<int64_t>(head) * kDim + index] : 0.0f,
           p.a_log != nullptr ? p.a_log[head] : 0.0f};
 }
-// And what a group keeps of a work's head: by its 128 threads, not the one that opens rows.
+// And what a group keeps of a work's head: a channel a thread, the rest by thread 64, since thread 0 opens rows.
 template <class GateT>
 __device__ __forceinline__ void open_head(const Params& p, const HeadGate& head, uint32_t area, int index) {
   const uint32_t source = area + GroupArea::kSource;

@@ -1,8 +1,8 @@
 // The role of a producer warpgroup: every fourth item of its cluster, from raw rows to a full stage in both CTAs.
 //
 // Waits: empty[stage] (both CTAs' consumers have read the stage) before the first operand store; group barriers
-// between the steps that exchange data among its four warps. Publishes: full[stage] here by an arrival, in the other
-// CTA by two bulk copies: the operands before the solve, the rest after it.
+// between the steps that exchange data among its four warps, and of the two that solve. Publishes: full[stage] here
+// by an arrival, in the other CTA by two bulk copies: the operands before the solve, the rest after it.
 #pragma once
 
 #include <type_traits>
@@ -27,7 +27,7 @@ struct Position {
 };
 
 // The parameters for functions that are not inlined: of a reference to the kernel's own these read every field from
-// global memory, 500 cycles each.
+// global memory (500 cycles each on an H200, docs/kernels/prefill.md).
 __device__ __forceinline__ const Params& shared_params() {
   return *reinterpret_cast<const Params*>(s_memory + Shared::kParams);
 }
@@ -71,8 +71,8 @@ __device__ __forceinline__ void clear_triangles(uint32_t stage, uint32_t thread,
     ptx::store_shared(stage + Stage::kSolve + i, uint4{});
 }
 
-// Where a group works. Made anew for the steps of an item from one register: kept in
-// registers, it would leave too few for the operands.
+// Where a group works. Made anew for the steps of an item from one register: kept in registers, it would leave too
+// few for the operands.
 struct Place {
   ProducerLane me;
   uint32_t area, group_scratch, scratch, stage;
@@ -82,7 +82,7 @@ struct Place {
 struct RingPlace : Place {
   uint32_t rank, number, full;
   // `thread_in_group`: where the group's part of shared memory starts plus the thread's index. All else comes from
-  // it: reading the shared window or the CTA's rank again takes 200 cycles.
+  // it: reading the shared window or the CTA's rank again is slow (docs/kernels/prefill.md).
   __device__ explicit RingPlace(uint32_t thread_in_group)
       : Place{ProducerLane(static_cast<int>(renew(thread_in_group) & 1023),
                            static_cast<int>((renew(thread_in_group) & 1023) >> 7) - 1),

@@ -6,7 +6,8 @@
 //   solve    T'  [32 i, hi 32 j | lo 32 j] fp16, 128-byte swizzle      scores  M [32 i, 32 j] fp16, 64-byte swizzle
 //   decay    e^Gamma(-1, L) [128] fp32, see decay_place      wild     a flag
 // values: per consumer warp a ring of 4 tiles [32 tokens, 16 v] bf16; a tile that was read holds the output tile
-// scratch: per producer warp its gate prefix sums [32 tokens, 32 k] fp32; later partial scores, then T and D
+// scratch: per producer warp its gate prefix sums [32 tokens, 32 k] fp32; later partial scores, then T's diagonal
+// blocks
 #pragma once
 
 #include <cstdint>
@@ -102,7 +103,8 @@ static_assert(ChainShared<1>::kBytes <= 232448 && ChainShared<2>::kBytes <= 2324
 
 // Per producer warpgroup.
 struct GroupArea {
-  static constexpr uint32_t kSums = 0;     // [|q|^2, |k|^2, q.k][32 tokens][4 warps] fp32
+  // [|q|^2, |k|^2, q.k][32 tokens][4 warps] fp32; in the solve T_32, [8 i][12 j]
+  static constexpr uint32_t kSums = 0;
   static constexpr uint32_t kBeta = 1536;  // [32] fp32
   // N_ij = beta_i A_ij: [32][36] fp32; before that, of each warp, norm factors and 2^B of its channels.
   static constexpr uint32_t kSystem = 1664;

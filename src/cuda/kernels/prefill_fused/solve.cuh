@@ -1,12 +1,13 @@
 // Producer warpgroup: scores of an item from the warps' partial sums, and the inverse of its triangular system (H-8).
 //
 // T = (I + diag(beta) A)^-1 by 8x8 blocks: diagonal blocks T_bb by substitution in fp32, the others on the tensor
-// cores, tf32 operands of two terms: 21 bits and more of every product, where T' is kept in 22.
+// cores, operands of two tf32 terms (class b16, N-6), fp32 sums: 2^-20 of a product at worst, where T' is kept in 22
+// bits.
 //   T_10 = -T_11 N_10 T_00, T_32 = -T_33 N_32 T_22;  lower left quarter: -[T_22 0; T_32 T_33] N [T_00 0; T_10 T_11]
 // Two block columns share a product, as the halves of its rows; two warps do everything, each makes the four T_bb for
 // itself, and one gives T_32 to the other. Held transposed, X = T_bJ^T, a product's accumulators are the next one's
-// operand. T' = T diag(beta) goes to the stage in two fp16 terms, so that U = T' (V - K~ S). No entry of a row depends
-// on later tokens, not even as 0 * NaN (H-9).
+// operand. T' = T diag(beta) goes to the stage in two fp16 terms, so that U = T' (V - K~ S). No entry of a row
+// depends on later tokens, not even as 0 * NaN (H-9).
 #pragma once
 
 #include "cuda/kernels/prefill_fused/prepare_anchored.cuh"
@@ -124,6 +125,8 @@ __device__ __forceinline__ void invert_diagonal_blocks(uint32_t scratch, uint32_
   ptx::store_shared(mine + 16, float4{x[4], x[5], x[6], x[7]});
 }
 
+constexpr float kLargest = 1e30f;  // for what must be finite
+
 // fp32 in two tf32 terms: the first cut, the second rounded.
 struct Terms {
   uint32_t high, low;
@@ -171,7 +174,9 @@ struct PairPlace {
     // Matrices of a store: high and low terms of J, then of J + 1.
     const int matrix = me.lane >> 3, row = me.lane & 7;
     target = stage + Stage::kSolve + first * 1024 + swizzle_128(row, (first + (matrix >> 1)) | (matrix & 1) << 2);
-    beta[0] = beta_of(area, 8 * first + me.g), beta[1] = beta_of(area, 8 * first + 8 + me.g);
+    // Finite, with NaN made large: a zero above the diagonal stays one, and its own row is the slow path's (N-7).
+#pragma unroll
+    for (int i = 0; i < 2; ++i) beta[i] = fmaxf(fminf(beta_of(area, 8 * (first + i) + me.g), kLargest), -kLargest);
   }
   static constexpr uint32_t kDown = 8 * GroupArea::kPitch * 4;  // to the next block row of N
 };
@@ -195,7 +200,7 @@ __device__ __forceinline__ void store_pair(const ColumnPair& pair, const PairPla
 __device__ __forceinline__ PairOperand negated(const ColumnPair& sum) {
   ColumnPair finite;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) finite.x[i] = fminf(fmaxf(-sum.x[i], -1e30f), 1e30f);
+  for (int i = 0; i < 4; ++i) finite.x[i] = fminf(fmaxf(-sum.x[i], -kLargest), kLargest);
   return PairOperand(finite);
 }
 

@@ -16,7 +16,7 @@ __device__ __forceinline__ bool has_whole_pairs(const void* base, Real type, int
 }
 
 // How the pairs of a state lie in memory.
-struct WholeFloats {
+struct WholeFloats {  // the same members as AnyLayout, known
   static constexpr Real type = Real::kF32;
   static constexpr bool is_whole = true;
 };
