@@ -196,6 +196,13 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
   }
 }
 
+// What a consumer warp keeps of its work in shared memory: local memory misses the L1 there (900 cycles).
+struct OpenWork {
+  Work work;
+  StateTarget target;  // of its last state
+};
+static_assert(sizeof(OpenWork) <= kOpenWorkBytes);
+
 // What differs between the kernels that run chains. Ring: the stages; Traffic: the rows.
 template <class Ring, class Traffic>
 __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32_t rank) {
@@ -203,26 +210,41 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
   // Where registers are short, ptxas may read the thread's index anew.
   const ConsumerLane me(static_cast<int>(Traffic::kEarlyDecay ? hold(threadIdx.x) : renew(threadIdx.x)));
   const uint32_t shared = renew(window);
-  const int row = static_cast<int>(rank) * kRowsPerCta + 16 * me.warp;
+  const uint32_t first_row = rank * kRowsPerCta + 16 * me.warp;
   const uint32_t barriers = shared + Plan::kBarriers;
+  OpenWork& open = *reinterpret_cast<OpenWork*>(s_memory + Plan::kOpenWorks + me.warp * kOpenWorkBytes);
   const int64_t works = work_count(p);
+  int64_t w = first_work(p, Ring::kCtas);
   uint32_t number = 0;            // of items so far
   uint32_t slot = 0, parity = 0;  // of the next item's stage
   Traffic traffic(shared, me);
   float state[64];
-  for (int64_t w = first_work(p, Ring::kCtas); w < works; w = next_work(p, w, Ring::kCtas)) {
-    const Work work = load_work(p, w);
-    if (work.sequence < 0) continue;
-    if (!work.is_active) {
-      if (work.checkpoint < 0) clear_output(p, work, row, me);
-      continue;
+  RowScales rows;
+  StateTarget target;  // of the work before
+  while (true) {
+    const int row = static_cast<int>(renew(first_row));  // what is made from it is not kept across the items
+    Work next;
+    for (; w < works; w = next_work(p, w, Ring::kCtas)) {
+      next = load_work(p, w);
+      if (next.sequence >= 0 && next.is_active) break;
+      if (next.sequence >= 0 && next.checkpoint < 0) clear_output(p, next, row, me);
     }
-    RowScales rows;
+    const bool is_open = w < works;
+    StateSource source;
+    if (is_open) {
+      if (me.lane == 0) open = {next, work_target(p, next)};
+      __syncwarp();
+      traffic.open(p, next, row, me);
+      source = work_source(p, next);
+      w = next_work(p, w, Ring::kCtas);
+    }
+    exchange_state(state, rows, target, source, next.is_map, row, me);
+    if (!is_open) return;
+    const Work& work = open.work;
+    rows = RowScales();
     int due = 0x7fffffff;  // items after which a checkpoint is to be stored
     if (Ring::kCheckpoints && p.checkpoints > 0 && work.checkpoint < 0)
       due = next_checkpoint(p, work.sequence, work.span.length, 0);
-    traffic.open(p, work, row, me);
-    load_state(state, work_source(p, work), work.is_map, row, me);
     ChainItem item;
     {
       float low[2], high[2];
@@ -231,7 +253,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
       item.peaks[0] = fmaxf(low[0], high[0]), item.peaks[1] = fmaxf(low[1], high[1]);
     }
     traffic.next(item, -1, me);
-    const int items = work.items;
+    const int items = next.items;
     for (int index = 0; index < items; ++index) {
       ChainPlace at;
       at.stage = shared + Plan::kStage + slot * Stage::kStride;
@@ -255,12 +277,9 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
         due = next_checkpoint(p, work.sequence, work.span.length, due);
       }
     }
-    // The rare paths keep the work in memory: what says where the state goes is asked for before it is needed.
-    int64_t write = work.slots.write;
-    int32_t checkpoint = work.checkpoint, segment = work.segment, segments = work.segments, head = work.head;
-    asm volatile("" : "+l"(write), "+r"(checkpoint), "+r"(segment), "+r"(segments), "+r"(head));
+    target = open.target;
     traffic.close(p, work, row, me);
-    store_state(state, rows, work_target(p, work), row, me);
+    __syncwarp();  // every lane has read the work
   }
 }
 

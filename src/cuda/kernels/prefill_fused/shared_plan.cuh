@@ -54,6 +54,7 @@ constexpr uint32_t kValueBytes = 16384;    // 4 warps x 4 tiles x 1 KB
 constexpr uint32_t kScratchBytes = 16384;  // of a producer group
 constexpr uint32_t kGroupBytes = 6912;     // GroupArea
 constexpr uint32_t kUnitBytes = 128;       // UnitArea
+constexpr uint32_t kOpenWorkBytes = 128;   // OpenWork, of a consumer warp
 
 // The fused kernel. What a producer group has lies together, from a multiple of 1024 on: one register holds the place
 // and the thread's index.
@@ -64,7 +65,8 @@ struct Shared {
   static constexpr uint32_t kArea = kScratchBytes;  // of a group, behind its scratch: GroupArea
   static constexpr uint32_t kGroupStride = 23 * 1024;
   static constexpr uint32_t kBarriers = kGroups + kProducerGroups * kGroupStride;  // full[4], empty[4]
-  static constexpr uint32_t kParams = kBarriers + 64;  // the kernel's parameters again, see shared_params
+  static constexpr uint32_t kOpenWorks = kBarriers + 64;
+  static constexpr uint32_t kParams = kOpenWorks + 4 * kOpenWorkBytes;  // the kernel's again, see shared_params
   static constexpr uint32_t kBytes = kParams + (sizeof(Params) + 15) / 16 * 16;
 };
 static_assert(Shared::kGroups % 1024 == 0 && Shared::kArea + kGroupBytes <= Shared::kGroupStride);
@@ -97,7 +99,8 @@ struct ChainShared {
   static constexpr uint32_t kBarriers = kValues + kGroups * kValueBytes;  // full[], empty[]
   static constexpr uint32_t kTileBarriers = kBarriers + 16 * kStages;     // of each warp: values[4], outputs[4]
   static constexpr uint32_t kCounts = kTileBarriers + 256 * kGroups;      // of each warp: outputs in tile [4]
-  static constexpr uint32_t kBytes = kCounts + 64 * kGroups;
+  static constexpr uint32_t kOpenWorks = kCounts + 64 * kGroups;
+  static constexpr uint32_t kBytes = kOpenWorks + 4 * kGroups * kOpenWorkBytes;
 };
 static_assert(ChainShared<1>::kBytes <= 232448 && ChainShared<2>::kBytes <= 232448);
 

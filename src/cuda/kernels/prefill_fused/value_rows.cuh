@@ -15,86 +15,97 @@ __device__ __forceinline__ bool has_whole_pairs(const void* base, Real type, int
           (2 * size - 1)) == 0;
 }
 
-// How the pairs of a state lie in memory.
-struct WholeFloats {  // the same members as AnyLayout, known
-  static constexpr Real type = Real::kF32;
-  static constexpr bool is_whole = true;
-};
-struct AnyLayout {
-  Real type;
-  bool is_whole;
-};
-// f(layout): asked for once a state, since code that runs once a work is cold, and all of it has to be fetched.
-template <class F>
-__device__ __forceinline__ void with_state_layout(const void* base, Real type, int64_t offset, const F& f) {
-  const bool is_whole = has_whole_pairs(base, type, offset);
-  if (__builtin_expect(type == Real::kF32 && is_whole, 1)) f(WholeFloats());
-  else f(AnyLayout{type, is_whole});
+// fp32 in whole pairs, or nowhere at all.
+__device__ __forceinline__ bool is_simple(const void* base, Real type, int64_t offset) {
+  return base == nullptr || (type == Real::kF32 && has_whole_pairs(base, type, offset));
 }
 
-template <class Layout>
-__device__ __forceinline__ float2 load_state_pair(const Layout& layout, const void* base, int64_t at) {
-  if (layout.type == Real::kF32) {
-    const float* from = static_cast<const float*>(base) + at;
-    return layout.is_whole ? *reinterpret_cast<const float2*>(from) : float2{from[0], from[1]};
+__device__ __forceinline__ float2 load_state_pair(const StateSource& source, bool is_whole, int64_t at) {
+  if (source.type == Real::kF32) {
+    const float* from = static_cast<const float*>(source.base) + at;
+    return is_whole ? *reinterpret_cast<const float2*>(from) : float2{from[0], from[1]};
   }
-  const uint16_t* from = static_cast<const uint16_t*>(base) + at;
+  const uint16_t* from = static_cast<const uint16_t*>(source.base) + at;
   const uint32_t x =
-      layout.is_whole ? *reinterpret_cast<const uint32_t*>(from) : from[0] | static_cast<uint32_t>(from[1]) << 16;
-  return layout.type == Real::kBf16 ? float2{ptx::bf16_low(x), ptx::bf16_high(x)} : ptx::unpack_f16(x);
+      is_whole ? *reinterpret_cast<const uint32_t*>(from) : from[0] | static_cast<uint32_t>(from[1]) << 16;
+  return source.type == Real::kBf16 ? float2{ptx::bf16_low(x), ptx::bf16_high(x)} : ptx::unpack_f16(x);
 }
 
-template <class Layout>
-__device__ __forceinline__ void store_state_pair(const Layout& layout, void* base, int64_t at, float x, float y) {
-  if (layout.type == Real::kF32) {
-    float* to = static_cast<float*>(base) + at;
-    if (layout.is_whole) *reinterpret_cast<float2*>(to) = float2{x, y};
+__device__ __forceinline__ void store_state_pair(const StateTarget& target, bool is_whole, int64_t at, float x,
+                                                 float y) {
+  if (target.type == Real::kF32) {
+    float* to = static_cast<float*>(target.base) + at;
+    if (is_whole) *reinterpret_cast<float2*>(to) = float2{x, y};
     else to[0] = x, to[1] = y;
   } else {
-    uint16_t* to = static_cast<uint16_t*>(base) + at;
-    const uint32_t packed = layout.type == Real::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
-    if (layout.is_whole) *reinterpret_cast<uint32_t*>(to) = packed;
+    uint16_t* to = static_cast<uint16_t*>(target.base) + at;
+    const uint32_t packed = target.type == Real::kBf16 ? ptx::pack_bf16(x, y) : ptx::pack_f16(x, y);
+    if (is_whole) *reinterpret_cast<uint32_t*>(to) = packed;
     else to[0] = static_cast<uint16_t>(packed), to[1] = static_cast<uint16_t>(packed >> 16);
   }
 }
 
-__device__ __forceinline__ void load_state(float (&state)[64], const StateSource& source, bool is_map, int row,
-                                           const ConsumerLane& me) {
-  if (source.base == nullptr) {
-#pragma unroll
-    for (int n = 0; n < 16; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        state[4 * n + e] = is_map && row + me.g + 8 * (e >> 1) == 8 * n + 2 * me.c + (e & 1) ? 1.0f : 0.0f;
-    return;
-  }
-  with_state_layout(source.base, source.type, source.offset, [&](const auto& layout) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int64_t at = source.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
-#pragma unroll
-      for (int n = 0; n < 16; ++n) {
-        const float2 x = load_state_pair(layout, source.base, at + 8 * n);
-        state[4 * n + 2 * r] = x.x;
-        state[4 * n + 2 * r + 1] = x.y;
-      }
-    }
-  });
+// Where a lane's state starts in a matrix: row me.g of the warp's sixteen, and 8 more.
+__device__ __forceinline__ int64_t lane_in_matrix(int row, const ConsumerLane& me) {
+  return (row + me.g) * kDim + 2 * me.c;
 }
 
 __device__ __forceinline__ void store_state(const float (&state)[64], const RowScales& rows,
                                             const StateTarget& target, int row, const ConsumerLane& me) {
   if (target.base == nullptr) return;
-  with_state_layout(target.base, target.type, target.offset, [&](const auto& layout) {
+  const bool is_whole = has_whole_pairs(target.base, target.type, target.offset);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int r = i & 1, n = i >> 1;
+    store_state_pair(target, is_whole, target.offset + lane_in_matrix(row, me) + 8 * r * kDim + 8 * n,
+                     state[4 * n + 2 * r] * rows.inverse[r], state[4 * n + 2 * r + 1] * rows.inverse[r]);
+  }
+}
+
+// The state of one work goes and the next one's comes, a half on its way while the other half goes.
+__device__ __forceinline__ void exchange_state(float (&state)[64], const RowScales& rows, const StateTarget& target,
+                                               const StateSource& source, bool is_map, int row,
+                                               const ConsumerLane& me) {
+  const bool has_source = source.base != nullptr;
+  if (__builtin_expect(is_simple(target.base, target.type, target.offset) &&
+                           is_simple(source.base, source.type, source.offset),
+                       1)) {
+    float* to = static_cast<float*>(target.base) + target.offset + lane_in_matrix(row, me);
+    const float* from = static_cast<const float*>(source.base) + source.offset + lane_in_matrix(row, me);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int64_t at = target.offset + (row + me.g + 8 * r) * kDim + 2 * me.c;
+      if (target.base != nullptr) {
 #pragma unroll
-      for (int n = 0; n < 16; ++n)
-        store_state_pair(layout, target.base, at + 8 * n, state[4 * n + 2 * r] * rows.inverse[r],
-                         state[4 * n + 2 * r + 1] * rows.inverse[r]);
+        for (int n = 0; n < 16; ++n)
+          *reinterpret_cast<float2*>(to + 8 * r * kDim + 8 * n) =
+              float2{state[4 * n + 2 * r] * rows.inverse[r], state[4 * n + 2 * r + 1] * rows.inverse[r]};
+      }
+      if (has_source) {
+#pragma unroll
+        for (int n = 0; n < 16; ++n) {
+          const float2 x = *reinterpret_cast<const float2*>(from + 8 * r * kDim + 8 * n);
+          state[4 * n + 2 * r] = x.x, state[4 * n + 2 * r + 1] = x.y;
+        }
+      }
     }
-  });
+  } else {
+    store_state(state, rows, target, row, me);
+    const bool is_whole = has_whole_pairs(source.base, source.type, source.offset);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      if (!has_source) break;
+      const int r = i & 1, n = i >> 1;
+      const float2 x =
+          load_state_pair(source, is_whole, source.offset + lane_in_matrix(row, me) + 8 * r * kDim + 8 * n);
+      state[4 * n + 2 * r] = x.x, state[4 * n + 2 * r + 1] = x.y;
+    }
+  }
+  if (has_source) return;
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const int r = (i >> 1) & 1, n = i >> 2;
+    state[i] = is_map && row + me.g + 8 * r == 8 * n + 2 * me.c + (i & 1) ? 1.0f : 0.0f;
+  }
 }
 
 // What a warp keeps of a work's rows: this lane's next values to fetch and next outputs to store (token row lane / 2,
