@@ -87,7 +87,7 @@ struct SequenceRecord {
 struct alignas(16) SequenceEntry {
   int64_t begin, length;
   int32_t read, write;
-  uint32_t flags;  // 1: active, 2: fresh
+  uint32_t flags;  // 1: active, 2: fresh, 4: behind num_active
   uint32_t first;  // items of the sequences before it
 };
 static_assert(sizeof(SequenceEntry) == 32);
@@ -111,13 +111,16 @@ __device__ inline SequenceEntry make_entry(const Params& p, int64_t n) {
           static_cast<uint32_t>(span.batch) * item_total(span.length)};
 }
 
-__device__ inline SequenceRecord sequence_record(const Params& p, int64_t n) {
-  if (!has_table(p)) return {sequence_span(p, n), sequence_slots(p, n), 0};
-  const SequenceEntry entry = sequence_table()[n];
+__device__ inline SequenceRecord record_of(const Params& p, int64_t n, const SequenceEntry& entry) {
   const bool is_batched = p.cu_seqlens.data == nullptr && p.begin.data == nullptr;
   return {{is_batched ? n : 0, entry.begin, entry.length},
           {(entry.flags & 1) != 0, (entry.flags & 2) != 0, entry.read, entry.write},
           entry.first};
+}
+
+__device__ inline SequenceRecord sequence_record(const Params& p, int64_t n) {
+  if (!has_table(p)) return {sequence_span(p, n), sequence_slots(p, n), 0};
+  return record_of(p, n, sequence_table()[n]);
 }
 
 __device__ __forceinline__ int64_t load_index(const Table& x, int64_t row, int column) {
@@ -226,7 +229,7 @@ __device__ __forceinline__ uint16_t* sequence_order() {
 }
 
 // Fills the table of sequences and the list of their numbers by falling length, ties by number; all `threads` of the
-// CTA. A barrier must follow. Sequences that num_active leaves out are not looked at (P-7).
+// CTA. A barrier must follow. Of sequences that num_active leaves out nothing is read (P-7).
 __device__ inline void list_sequences(const Params& p, int threads) {
   const int n = static_cast<int>(p.sequences), active = static_cast<int>(active_sequences(p));
   const bool tabled = has_table(p);
@@ -234,7 +237,10 @@ __device__ inline void list_sequences(const Params& p, int threads) {
     return i >= active ? 0 : (tabled ? sequence_table()[i].length : sequence_span(p, i).length);
   };
   if (tabled) {
-    for (int i = threadIdx.x; i < active; i += threads) sequence_table()[i] = make_entry(p, i);
+    for (int i = threadIdx.x; i < n; i += threads) {
+      sequence_table()[i] = i < active ? make_entry(p, i) : SequenceEntry{0, 0, -1, -1, 4, 0};
+      sequence_order()[i] = static_cast<uint16_t>(i);
+    }
     __syncthreads();
   }
   if (!has_order(p)) return;
@@ -276,11 +282,11 @@ __device__ inline void take_segment(const Params& p, Work& work, int run) {
   work.span.length = work.span.length - first < tokens ? work.span.length - first : tokens;
 }
 
-// Works are fewer than 2^31 (the launcher refuses more).
-__device__ inline Work load_work(const Params& p, int64_t w) {
+// Works are fewer than 2^31 (the launcher refuses more). Of any pass, with or without a table.
+__device__ inline Work load_any_work(const Params& p, uint32_t number) {
   Work work;
   const uint32_t runs = static_cast<uint32_t>(work_runs(p)), heads = static_cast<uint32_t>(p.value_heads);
-  const uint32_t units = static_cast<uint32_t>(p.sequences) * heads, number = static_cast<uint32_t>(w);
+  const uint32_t units = static_cast<uint32_t>(p.sequences) * heads;
   const bool is_whole = p.pass == Pass::kWhole;
   const uint32_t unit = is_whole ? (runs == 1 ? number : number / runs) : number % units;
   const int run = static_cast<int>(is_whole ? number - unit * runs : number / units);
@@ -305,6 +311,30 @@ __device__ inline Work load_work(const Params& p, int64_t w) {
     if (!inside || checkpoint_target(p, work.sequence, work.head, run).base == nullptr) work.is_active = false;
     work.span.length = offset;
   }
+  return work;
+}
+
+// Of the usual call: whole sequences without checkpoints, all in the table. Short, since what runs once a work is
+// cold: all of it is fetched anew.
+__device__ __forceinline__ Work load_usual_work(const Params& p, uint32_t number) {
+  Work work;
+  const uint32_t heads = static_cast<uint32_t>(p.value_heads), rank = number / heads;
+  const uint32_t sequence = sequence_order()[rank];
+  const SequenceEntry entry = sequence_table()[sequence];
+  const SequenceRecord record = record_of(p, sequence, entry);
+  work.head = static_cast<int32_t>(number - rank * heads);
+  work.sequence = (entry.flags & 4) != 0 ? -1 : static_cast<int64_t>(sequence);
+  work.span = record.span;
+  work.slots = record.slots;
+  work.is_active = record.slots.is_active;
+  work.first = record.first;
+  return work;
+}
+
+__device__ inline Work load_work(const Params& p, int64_t w) {
+  const bool is_usual = p.pass == Pass::kWhole && p.checkpoints == 0 && has_table(p);
+  const uint32_t number = static_cast<uint32_t>(w);
+  Work work = __builtin_expect(is_usual, 1) ? load_usual_work(p, number) : load_any_work(p, number);
   if (work.sequence >= 0 && work.is_active)
     work.items = static_cast<int32_t>((work.span.length + kChunk - 1) / kChunk);
   // Only offsets that run backwards name more items than were booked: such a sequence does nothing.
