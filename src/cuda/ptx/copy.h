@@ -169,6 +169,13 @@ __device__ __forceinline__ uint4 load_global_16_in_order(const void* p) {
   return x;
 }
 
+// The same pointer, said to lead to global memory: generic accesses take longer.
+template <class T>
+__device__ __forceinline__ T* in_global(T* p) {
+  __builtin_assume(__isGlobal(p));
+  return p;
+}
+
 // Asks for the line of this address in the L2.
 __device__ __forceinline__ void prefetch_to_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");

@@ -67,11 +67,12 @@ __device__ __forceinline__ void exchange_state(float (&state)[64], const RowScal
                                                const StateSource& source, bool is_map, int row,
                                                const ConsumerLane& me) {
   const bool has_source = source.base != nullptr;
-  if (__builtin_expect(is_simple(target.base, target.type, target.offset) &&
-                           is_simple(source.base, source.type, source.offset),
-                       1)) {
-    float* to = static_cast<float*>(target.base) + target.offset + lane_in_matrix(row, me);
-    const float* from = static_cast<const float*>(source.base) + source.offset + lane_in_matrix(row, me);
+  if (__builtin_expect(
+          is_simple(target.base, target.type, target.offset) && is_simple(source.base, source.type, source.offset),
+          1)) {
+    float* to = ptx::in_global(static_cast<float*>(target.base) + target.offset + lane_in_matrix(row, me));
+    const float* from =
+        ptx::in_global(static_cast<const float*>(source.base) + source.offset + lane_in_matrix(row, me));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (target.base != nullptr) {

@@ -126,6 +126,10 @@ inline uint64_t load_shared_u64(uint32_t address) { return load_shared<uint64_t>
 inline uint4 load_global_16(const void* p) { return *static_cast<const uint4*>(p); }
 inline uint4 load_global_16_in_order(const void* p) { return *static_cast<const uint4*>(p); }
 inline void prefetch_to_l2(const void*) {}
+template <class T>
+T* in_global(T* p) {
+  return p;
+}
 inline void prefetch_block_to_l2(const void*, uint32_t) {}
 
 // Rows of four 8x8 matrices: lane 8j + i names row i of matrix j.
