@@ -34,6 +34,7 @@ class DecodeKernel final : public Kernel<Decode> {
       lean_of_few_ = lean_kernel_info(pool, LeanCall::kTokenOfFew);
       lean_of_many_ = lean_kernel_info(pool, LeanCall::kTokenOfMany);
     }
+    if (exact_ && call == LeanCall::kRecords) lean_of_many_ = lean_kernel_info(pool, LeanCall::kRecordsOfMany);
     counts_ = set_counts_kernel_info();
     for (const KernelInfo* k : {&masked_, &tuned_, &lean_, &lean_of_few_, &lean_of_many_}) {
       KDA_RETURN_IF_ERROR(prepare_kernel(k->function, k->name, shared_bytes(*k)));

@@ -11,8 +11,8 @@ enum class Flow : int32_t { kColumns, kRecords, kCommit };
 KernelInfo decode_kernel_info(Dtype pool, Shape shape, Flow flow);
 
 // The common calls (lean.cuh, lean_records.cuh): one token a row, the same for few heads, and where the states fill
-// the L2 many times over; several tokens a row; records.
-enum class LeanCall : int32_t { kToken, kTokenOfFew, kTokenOfMany, kWindow, kRecords };
+// the L2 many times over; several tokens a row; records, and with states as many.
+enum class LeanCall : int32_t { kToken, kTokenOfFew, kTokenOfMany, kWindow, kRecords, kRecordsOfMany };
 
 KernelInfo lean_kernel_info(Dtype pool, LeanCall call);
 

@@ -17,9 +17,18 @@ KernelInfo lean_columns_kernel() {
           C::kBlocks};
 }
 
+template <class C>
+KernelInfo lean_records_kernel() {
+  return {reinterpret_cast<const void*>(verify_record_lean_kernel<C>),
+          "verify_record_lean_kernel",
+          C::kThreads,
+          C::Tile::kRows,
+          static_cast<int32_t>(sizeof(LeanRecordToken)),
+          C::kBlocks};
+}
+
 template <class Pool>
 KernelInfo lean_kernel_of(LeanCall call) {
-  using Records = LeanRecordConfig<Pool>;
   switch (call) {
     case LeanCall::kToken: return lean_columns_kernel<LeanConfig<Pool, false, true>>();
     case LeanCall::kTokenOfFew:
@@ -27,13 +36,9 @@ KernelInfo lean_kernel_of(LeanCall call) {
       else return lean_columns_kernel<LeanConfig<Pool, false, true>>();
     case LeanCall::kTokenOfMany: return lean_columns_kernel<LeanConfig<Pool, false, false>>();
     case LeanCall::kWindow: return lean_columns_kernel<LeanConfig<Pool, true, true>>();
-    case LeanCall::kRecords:
-      return {reinterpret_cast<const void*>(verify_record_lean_kernel<Records>),
-              "verify_record_lean_kernel",
-              Records::kThreads,
-              Records::Tile::kRows,
-              static_cast<int32_t>(sizeof(LeanRecordToken)),
-              Records::kBlocks};
+    case LeanCall::kRecords: return lean_records_kernel<LeanRecordConfig<Pool, true>>();
+    case LeanCall::kRecordsOfMany:  // 16-bit states lose without hints (decode.md)
+      return lean_records_kernel<LeanRecordConfig<Pool, (sizeof(Pool) < 4)>>();
   }
   return {};
 }

@@ -54,6 +54,13 @@ struct LeanRow {
   }
 };
 
+// committed_tokens() in 32 bits: a count widened beside its load would be waited for there.
+__device__ __forceinline__ int32_t lean_committed(int32_t count, int32_t accepted, int32_t width) {
+  if (static_cast<uint32_t>(count) > static_cast<uint32_t>(width)) return -1;
+  if (count == 0) return 0;
+  return static_cast<uint32_t>(accepted) <= static_cast<uint32_t>(count) ? accepted : -1;
+}
+
 // Sequence of a block, and whether it may start before the grid ahead has ended (recurrence/early.cuh).
 __device__ __forceinline__ int32_t lean_sequence() {
   return static_cast<int32_t>(blockIdx.z * gridDim.y + blockIdx.y);

@@ -275,27 +275,24 @@ struct StateTile {
   }
   __device__ __forceinline__ Result token_lanes(const float (&k)[kElements], const float (&q)[kElements], float kq,
                                                 float beta, float v, float scale) {
-    float sum[kSlots];  // of the slots: S.k in a half's lower eight lanes, S.q in the upper
+    float sum[kSlots];
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      float sk = __fmul_rn(s[slot][0], k[0]);
-      float sq = __fmul_rn(s[slot][0], q[0]);
-#pragma unroll
-      for (int e = 1; e < kElements; ++e) {
-        sk = __fmaf_rn(s[slot][e], k[e], sk);
-        sq = __fmaf_rn(s[slot][e], q[e], sq);
-      }
-      sum[slot] = exchange_add(sk, sq, 8);
-    }
-    const float mine = scatter_sums(sum);
-    const float other = __shfl_xor_sync(kFullMask, mine, 8);
-    const bool low = lane() % 16 < 8;
-    const float sk = low ? mine : other, sq = low ? other : mine;
-    Result r;
-    r.u = __fmul_rn(beta, __fsub_rn(v, sk));
-    r.o = __fmul_rn(scale, __fmaf_rn(r.u, kq, sq));
+    for (int slot = 0; slot < kSlots; ++slot) sum[slot] = exchange_add(dot_slot(slot, k), dot_slot(slot, q), 8);
+    const Result r = results_of(sum, kq, beta, v, scale);
     add_outer(r.u, k);
     return r;
+  }
+
+  // The token's results alone, with the choice made by whoever loads the vectors: `kept` is k in a half's lower eight
+  // lanes and q in the upper, `sent` the other one. replay_lanes() with u then moves the state on.
+  __device__ __forceinline__ Result results(const float (&kept)[kElements], const float (&sent)[kElements], float kq,
+                                            float beta, float v, float scale) const {
+    float sum[kSlots];
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      sum[slot] = __fadd_rn(dot_slot(slot, kept), __shfl_xor_sync(kFullMask, dot_slot(slot, sent), 8));
+    }
+    return results_of(sum, kq, beta, v, scale);
   }
 
   // The recorded token again, with the u that it had (V-10): the same roundings of the decayed state as token().
@@ -307,6 +304,26 @@ struct StateTile {
   __device__ __forceinline__ void replay_lanes(const float (&k)[kElements], float u) { add_outer(u, k); }
 
  private:
+  __device__ __forceinline__ float dot_slot(int slot, const float (&x)[kElements]) const {
+    float sum = __fmul_rn(s[slot][0], x[0]);
+#pragma unroll
+    for (int e = 1; e < kElements; ++e) sum = __fmaf_rn(s[slot][e], x[e], sum);
+    return sum;
+  }
+
+  // `sum`, of the slots: S.k in a half's lower eight lanes, S.q in the upper.
+  static __device__ __forceinline__ Result results_of(float (&sum)[kSlots], float kq, float beta, float v,
+                                                      float scale) {
+    const float mine = scatter_sums(sum);
+    const float other = __shfl_xor_sync(kFullMask, mine, 8);
+    const bool low = lane() % 16 < 8;
+    const float sk = low ? mine : other, sq = low ? other : mine;
+    Result r;
+    r.u = __fmul_rn(beta, __fsub_rn(v, sk));
+    r.o = __fmul_rn(scale, __fmaf_rn(r.u, kq, sq));
+    return r;
+  }
+
   // S += u k^T; u of slot i is in the lanes whose slot_of_lane() is i.
   __device__ __forceinline__ void add_outer(float u, const float (&k)[kElements]) {
 #pragma unroll
