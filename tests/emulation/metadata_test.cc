@@ -35,7 +35,8 @@ void check_build(const kda_metadata_desc& desc, const StepInput& s, int64_t bloc
   views.args.tables = tables.views();
   auto normalized = desc;
   if (normalized.chunk == 0) normalized.chunk = KDA_PREFILL_GRID;
-  const cuda::MetadataParams p = cuda::metadata_params(normalized, views.args, true);
+  cuda::MetadataParams p = cuda::metadata_params(normalized, views.args, true);
+  cuda::share_rows(p, blocks);
   run_blocks(blocks, [&] {
     if (s.offset == KDA_INT64) cuda::build_metadata_kernel<int64_t>(p);
     else cuda::build_metadata_kernel<int32_t>(p);
@@ -48,7 +49,7 @@ void check_build(const kda_metadata_desc& desc, const StepInput& s, int64_t bloc
 
 TEST(MetadataKernel, M04_M10_M18_StepsOfManySizes) {
   std::mt19937_64 random(18);
-  for (const int64_t n : {0, 1, 2, 33, 200, 512, 700}) {
+  for (const int64_t n : {0, 1, 2, 33, 200, 512, 700, 4099, 5000}) {
     for (const auto mode : {KDA_METADATA_BY_ROLE, KDA_METADATA_BY_DRAFTS}) {
       for (const int32_t width : {1, 3}) {
         const StepInput s = random_step(random, n, width, 90);

@@ -36,13 +36,14 @@ class CudaMetadata final : public MetadataDevice {
 
   Result<std::optional<StepCounts>> build_rows(const kda_metadata_desc& desc, const kda_metadata_args& args,
                                                bool chunks, const WorkspaceGrant&, void* stream) const override {
-    const MetadataParams p = metadata_params(desc, args, chunks);
+    MetadataParams p = metadata_params(desc, args, chunks);
     const DeviceGuard guard(args.step.query_start_loc.device.index);
     KDA_RETURN_IF_ERROR(guard.status());
     const int64_t entries = desc.max_tokens + p.chunks.rows;
     const bool wide = args.step.query_start_loc.dtype == KDA_INT64;
-    KDA_RETURN_IF_ERROR(
-        launch(metadata_kernel_info(wide), {metadata_blocks(desc.max_sequences, entries)}, p, stream));
+    const int64_t blocks = metadata_blocks(desc.max_sequences, entries);
+    share_rows(p, blocks);
+    KDA_RETURN_IF_ERROR(launch(metadata_kernel_info(wide), {blocks}, p, stream));
     return std::optional<StepCounts>();
   }
 

@@ -38,6 +38,11 @@ Int32Ref to_int32(const kda_tensor& t) {
   return {static_cast<const int32_t*>(t.data), t.strides[0]};
 }
 
+bool in_fours(const void* data, int64_t stride, int64_t size) {
+  return data == nullptr ||
+         (stride == 1 && reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(4 * size) == 0);
+}
+
 void fill_step(const kda_metadata_desc& desc, const kda_metadata_args& args, MetadataParams& p) {
   const kda_step& step = args.step;
   p.cu = step.query_start_loc.data;
@@ -60,6 +65,10 @@ void fill_step(const kda_metadata_desc& desc, const kda_metadata_args& args, Met
   p.tokens = static_cast<int32_t>(args.num_tokens);
   p.width = desc.width;
   p.by_drafts = desc.mode == KDA_METADATA_BY_DRAFTS;
+  // Offsets of 64 bits are loaded in pairs.
+  p.vectors = p.n % 4 == 0 && in_fours(p.cu, p.cu_stride, 4) && in_fours(p.computed.data, p.computed.stride, 4) &&
+              in_fours(p.drafts.data, p.drafts.stride, 4) && in_fours(p.has_state.data, p.has_state.stride, 1) &&
+              in_fours(p.prefilling.data, p.prefilling.stride, 1);
 }
 
 // The list of tails to fill in.
@@ -165,7 +174,11 @@ ChunkParams chunk_params(const kda_chunk_request& r) {
 }
 
 int64_t metadata_blocks(int64_t rows, int64_t entries) {
-  return std::clamp<int64_t>(std::max(ceil_div(rows, 64), ceil_div(entries, 1024)), 1, 64);
+  return std::clamp<int64_t>(std::max(ceil_div(rows, 32), ceil_div(entries, 512)), 1, 128);
+}
+
+void share_rows(MetadataParams& p, int64_t blocks) {
+  p.share = static_cast<int32_t>(std::min<int64_t>(4 * ceil_div(ceil_div(p.n, blocks), 4), INT32_MAX - 3));
 }
 
 }  // namespace kda::cuda

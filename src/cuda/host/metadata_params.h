@@ -14,5 +14,7 @@ ChunkDivisor chunk_divisor(int64_t chunk);
 ChunkTableRef chunk_tables_of(const kda_chunk_request& request);
 // A block for so many rows or list entries; more blocks would only read the step once more each.
 int64_t metadata_blocks(int64_t rows, int64_t entries);
+// Sets the rows of each block.
+void share_rows(MetadataParams& p, int64_t blocks);
 
 }  // namespace kda::cuda

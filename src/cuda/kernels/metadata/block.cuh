@@ -19,11 +19,11 @@ __device__ __forceinline__ uint64_t warp_sum(uint64_t x) {
 }
 
 template <class T>
-__device__ __forceinline__ T warp_running_sum(T x) {
+__device__ __forceinline__ T warp_running_sum(T x, int lane = lane_id()) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const T y = __shfl_up_sync(kFullMask, x, step);
-    if (lane_id() >= step) x += y;
+    if (lane >= step) x += y;
   }
   return x;
 }

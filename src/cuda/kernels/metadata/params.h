@@ -79,6 +79,8 @@ struct MetadataParams {
   int32_t tokens = 0;                   // T
   int32_t width = 1;
   int32_t by_drafts = 0;
+  int32_t vectors = 0;  // the inputs by row are whole, dense, aligned groups of four
+  int32_t share = 0;    // rows of a block, a multiple of four
   // The tables.
   GroupRef groups[kGroups];
   void* non_spec_offsets = nullptr;    // [Nmax+1] offset
