@@ -164,13 +164,9 @@ class LeanStep {
     multiprocessors_ = multiprocessors;
     const Dtype pool = to_dtype(desc.decode.attention.state_dtype), io = to_dtype(desc.decode.attention.io_dtype);
     wide_ = pool == Dtype::kFp32;
-    for (int i = 0; i < 2; ++i) {
-      rings_[i] = step_ring_kernel_info(pool, io, i + 1);
-      KDA_RETURN_IF_ERROR(prepare_kernel(rings_[i].function, rings_[i].name, rings_[i].block_bytes));
-    }
-    for (int i = 0; i < 2; ++i) {
-      slices_[i] = step_slices_kernel_info(pool, io, 2 << i);
-      KDA_RETURN_IF_ERROR(prepare_kernel(slices_[i].function, slices_[i].name, slices_[i].block_bytes));
+    for (int i = 0; i < kForms; ++i) {
+      kernels_[i] = lean_step_kernel_info(pool, io, static_cast<LeanStepForm>(i));
+      KDA_RETURN_IF_ERROR(prepare_kernel(kernels_[i].function, kernels_[i].name, kernels_[i].block_bytes));
     }
     wanted_ = true;
     return {};
@@ -212,12 +208,12 @@ class LeanStep {
     p.norm_weight = from.norm_weight;
     p.eps = from.eps;
     const int64_t heads = int64_t{p.sequences.count} * p.form.heads;
-    if (heads >= multiprocessors_) return run_ring(p, heads, stream);
+    const LeanStepForm form = form_of(heads);
+    if (form == LeanStepForm::kRing) return run_ring(p, heads, stream);
     LaunchShape shape;
-    const int i = heads * 8 <= multiprocessors_ ? 1 : 0;
-    const KernelInfo& kernel = slices_[i];
+    const KernelInfo& kernel = kernel_of(form);
     p.wave = int64_t{kernel.blocks} * multiprocessors_;
-    shape.cluster = 2 << i;
+    shape.cluster = form == LeanStepForm::kFourSlices ? 4 : 2;
     shape.x = int64_t{p.form.heads} * shape.cluster;
     shape.rest = p.sequences.count;
     shape.shared_bytes = kernel.block_bytes;
@@ -225,6 +221,18 @@ class LeanStep {
   }
 
  private:
+  static constexpr int kForms = 5;
+  const KernelInfo& kernel_of(LeanStepForm form) const { return kernels_[static_cast<int>(form)]; }
+
+  // Each slice of a head prepares its token, so that rings win where a multiprocessor has several heads. Measured at
+  // 12 to 512 heads (docs/kernels/decode_step.md).
+  LeanStepForm form_of(int64_t heads) const {
+    if (heads * 8 <= multiprocessors_) return LeanStepForm::kFourSlices;
+    if (heads <= multiprocessors_ || (wide_ && heads * 2 <= int64_t{multiprocessors_} * 3))
+      return LeanStepForm::kTwoSlices;
+    return !wide_ && heads <= int64_t{multiprocessors_} * 3 ? LeanStepForm::kManySlices : LeanStepForm::kRing;
+  }
+
   // How heads are dealt: blocks of a multiprocessor; of the heads so many in a hundred in fixed lists, the others in
   // runs. `run` 0: two runs make a place's share. Fixed lists start least often, but end unevenly, as multiprocessors
   // do not share the memory evenly; blocks that the hardware hands out end together, and each costs a start. Measured
@@ -246,7 +254,7 @@ class LeanStep {
 
   Status run_ring(LeanStepParams& p, int64_t heads, void* stream) const {
     const Deal deal = deal_of(heads / multiprocessors_);
-    const KernelInfo& kernel = rings_[deal.blocks - 1];
+    const KernelInfo& kernel = kernel_of(deal.blocks == 1 ? LeanStepForm::kRing : LeanStepForm::kTwoRings);
     const int64_t wave = int64_t{kernel.blocks} * multiprocessors_;
     const int64_t list = deal.listed == 100 ? ceil_div(heads, wave) : heads * deal.listed / 100 / wave;
     p.wave = wave;
@@ -261,7 +269,7 @@ class LeanStep {
 
   bool wanted_ = false, wide_ = true;
   int32_t multiprocessors_ = 0;
-  KernelInfo rings_[2], slices_[2];
+  KernelInfo kernels_[kForms];
 };
 
 class DecodeStepKernel final : public Kernel<DecodeStep> {

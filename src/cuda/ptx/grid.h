@@ -11,4 +11,11 @@ __device__ __forceinline__ void launch_dependents() {
 // Until the grid before this one has finished and its writes are visible.
 __device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// A global address, worked out before any wait that comes behind this in the program.
+template <class T>
+__device__ __forceinline__ void have(T*& p) {
+  asm volatile("" : "+l"(p));
+  __builtin_assume(__isGlobal(p));
+}
+
 }  // namespace kda::cuda::ptx

@@ -56,13 +56,10 @@ KernelInfo decode_step_kernel_info(Dtype pool, bool records) {
   if (pool == Dtype::kFp16) return decode_step_kernel_fp16(records);
   return decode_step_kernel_fp32(records);
 }
-KernelInfo step_ring_kernel_info(Dtype pool, Dtype io, int32_t blocks) {
-  return step_slices_kernel_info(pool, io, -blocks);
-}
-KernelInfo step_slices_kernel_info(Dtype pool, Dtype io, int32_t slices) {
-  if (pool == Dtype::kBf16) return lean_step_kernel_bf16(io, slices);
-  if (pool == Dtype::kFp16) return lean_step_kernel_fp16(io, slices);
-  return lean_step_kernel_fp32(io, slices);
+KernelInfo lean_step_kernel_info(Dtype pool, Dtype io, LeanStepForm form) {
+  if (pool == Dtype::kBf16) return lean_step_kernel_bf16(io, form);
+  if (pool == Dtype::kFp16) return lean_step_kernel_fp16(io, form);
+  return lean_step_kernel_fp32(io, form);
 }
 KernelInfo step_active_kernel_info() {
   return {reinterpret_cast<const void*>(step_active_kernel), "step_active_kernel", 128};

@@ -19,14 +19,9 @@ struct StepRow {
       0;  // kClears: a fresh row of no tokens, state and window become zero (P-11); kZeroes: its output does
 
   __device__ __forceinline__ bool is(uint32_t flag) const { return (flags & flag) != 0; }
-  __device__ __forceinline__ bool operator==(const StepRow& o) const {
-    return slot == o.slot && batch == o.batch && begin == o.begin && length == o.length && flags == o.flags;
-  }
 };
 
-// Index values are read past the L1, which could keep old ones.
-__device__ __forceinline__ StepRow step_row(const LeanStepParams& p, int64_t n) {
-  const DecodeLoads l = load_decode_row(p.rule, p.sequences, n, true);
+__device__ __forceinline__ StepRow resolve_step_row(const LeanStepParams& p, const DecodeLoads& l, int64_t n) {
   const SlotRef& t = p.rule.slots;
   const bool packed = !t.slots.present();
   const Span span = resolve_span(l.span, p.sequences, n);
@@ -45,6 +40,52 @@ __device__ __forceinline__ StepRow step_row(const LeanStepParams& p, int64_t n) 
   return row;
 }
 
+// Index values are read past the L1, which could keep old ones.
+__device__ __forceinline__ StepRow step_row(const LeanStepParams& p, int64_t n) {
+  return resolve_step_row(p, load_decode_row(p.rule, p.sequences, n, true), n);
+}
+
+// The same values by one load of the warp, half an index a lane: uniform loads are waited for one after the other.
+struct StepIndex {
+  static constexpr int kSlot = 0, kFirst = 2, kSecond = 4, kAccepted = 6, kActive = 7, kFlag = 8;
+  int32_t value = 0;
+
+  __device__ __forceinline__ void load(const LeanStepParams& p, int64_t n) {
+    const SequenceRef& s = p.sequences;
+    const SlotRef& t = p.rule.slots;
+    const bool offsets = s.cu.present();
+    const int lane = lane_id();
+    IndexRef from = t.slots;
+    int64_t row = n;
+    if (lane >= kFirst) from = offsets ? s.cu : s.begin;
+    if (lane >= kSecond && offsets) row = n + 1;
+    if (lane >= kSecond && !offsets) from = s.length;
+    const auto* at = static_cast<const int32_t*>(from.data) + (row * from.row_stride << from.wide) + (lane & 1);
+    bool any = lane < kAccepted && from.present() && ((lane & 1) == 0 || from.wide != 0);
+    value = lane < kAccepted ? 0 : 1;
+    if (lane == kAccepted) at = p.rule.accepted + n * p.rule.accepted_stride, any = p.rule.accepted != nullptr;
+    if (lane == kActive) value = s.count, at = s.num_active, any = at != nullptr;
+    if (any) value = load_index(at, true);
+    if (lane == kFlag && t.initial == Initial::kFlags) value = load_flag(t.flags + n * t.flags_stride, true);
+  }
+  // Loads again; whether anything is another value now.
+  __device__ __forceinline__ bool changes(const LeanStepParams& p, int64_t n) {
+    const int32_t before = value;
+    load(p, n);
+    return __any_sync(kFullMask, value != before);
+  }
+  __device__ __forceinline__ int32_t get(int lane) const { return __shfl_sync(kFullMask, value, lane); }
+  __device__ __forceinline__ StepRow row(const LeanStepParams& p, int64_t n) const {
+    const SequenceRef& s = p.sequences;
+    DecodeLoads l;
+    l.slot = {get(kSlot), get(kSlot + 1), p.rule.slots.slots.wide};
+    l.span.first = {get(kFirst), get(kFirst + 1), s.cu.present() ? s.cu.wide : s.begin.wide};
+    l.span.second = {get(kSecond), get(kSecond + 1), s.cu.present() ? s.cu.wide : s.length.wide};
+    l.accepted = get(kAccepted), l.active = get(kActive), l.flag = get(kFlag);
+    return resolve_step_row(p, l, n);
+  }
+};
+
 __device__ __forceinline__ int64_t state_offset(const LeanStepParams& p, int64_t slot, int32_t head) {
   return slot * p.pool.slot_stride + static_cast<int64_t>(head) * (128 * 128);
 }
@@ -61,6 +102,11 @@ __device__ __forceinline__ const char* row_of_part(const ConvChannels& c, const 
 struct ConvLane {
   uint2 entry[4];
   float4 taps[4];
+
+  __device__ __forceinline__ void clear_history() {
+#pragma unroll
+    for (int j = 0; j < 3; ++j) entry[j] = {0, 0};
+  }
 
   // W-1, rounded to io.
   template <class Io>

@@ -2,6 +2,6 @@
 
 namespace kda::cuda {
 
-KernelInfo lean_step_kernel_bf16(Dtype io, int32_t slices) { return lean_step_kernel<__nv_bfloat16>(io, slices); }
+KernelInfo lean_step_kernel_bf16(Dtype io, LeanStepForm form) { return lean_step_kernel<__nv_bfloat16>(io, form); }
 
 }  // namespace kda::cuda

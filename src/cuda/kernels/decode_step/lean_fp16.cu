@@ -2,6 +2,6 @@
 
 namespace kda::cuda {
 
-KernelInfo lean_step_kernel_fp16(Dtype io, int32_t slices) { return lean_step_kernel<__half>(io, slices); }
+KernelInfo lean_step_kernel_fp16(Dtype io, LeanStepForm form) { return lean_step_kernel<__half>(io, form); }
 
 }  // namespace kda::cuda

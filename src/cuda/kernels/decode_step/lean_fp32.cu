@@ -2,6 +2,6 @@
 
 namespace kda::cuda {
 
-KernelInfo lean_step_kernel_fp32(Dtype io, int32_t slices) { return lean_step_kernel<float>(io, slices); }
+KernelInfo lean_step_kernel_fp32(Dtype io, LeanStepForm form) { return lean_step_kernel<float>(io, form); }
 
 }  // namespace kda::cuda

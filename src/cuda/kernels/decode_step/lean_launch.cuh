@@ -22,18 +22,21 @@ KernelInfo slices_info() {
 }
 
 template <class Pool, class Io>
-KernelInfo lean_step_info(int32_t slices) {
+KernelInfo lean_step_info(LeanStepForm form) {
+  if (form == LeanStepForm::kFourSlices) return slices_info<SliceConfig<Pool, Io, 1, 16>>();
   if constexpr (sizeof(Pool) == 4) {
-    if (slices == -1) return ring_info<RingConfig<Pool, Io, 1>>();
+    if (form == LeanStepForm::kRing) return ring_info<RingConfig<Pool, Io, 1>>();
+  } else {
+    if (form == LeanStepForm::kManySlices) return slices_info<SliceConfig<Pool, Io, 4, 8>>();
   }
-  if (slices < 0) return ring_info<RingConfig<Pool, Io, 2>>();
-  if (slices == 2) return slices_info<SliceConfig<Pool, Io, 2>>();
-  return slices_info<SliceConfig<Pool, Io, 1>>();
+  if (form == LeanStepForm::kTwoSlices || form == LeanStepForm::kManySlices)
+    return slices_info<SliceConfig<Pool, Io, 2, 16>>();
+  return ring_info<RingConfig<Pool, Io, 2>>();
 }
 
 template <class Pool>
-KernelInfo lean_step_kernel(Dtype io, int32_t slices) {
-  return io == Dtype::kFp16 ? lean_step_info<Pool, __half>(slices) : lean_step_info<Pool, __nv_bfloat16>(slices);
+KernelInfo lean_step_kernel(Dtype io, LeanStepForm form) {
+  return io == Dtype::kFp16 ? lean_step_info<Pool, __half>(form) : lean_step_info<Pool, __nv_bfloat16>(form);
 }
 
 }  // namespace kda::cuda

@@ -22,14 +22,21 @@ struct LeanStepParams {
   uint32_t lists = 0, list = 0, run = 0;
 };
 
-// Blocks that take a head after another. `blocks`: on a multiprocessor, 1 or 2; 16-bit states have 2.
-KernelInfo step_ring_kernel_info(Dtype pool, Dtype io, int32_t blocks);
-// Short calls: x = (head, slice of its value rows), a cluster a head; y, z = sequence. `slices`: 2 or 4.
-KernelInfo step_slices_kernel_info(Dtype pool, Dtype io, int32_t slices);
+// The built kernels. Slices: x = (head, slice of its value rows), a cluster a head; y, z = sequence. Rings: blocks
+// that take a head after another, one or two on a multiprocessor; 16-bit states always have two.
+enum class LeanStepForm : int32_t {
+  kFourSlices,  // of sixteen warps
+  kTwoSlices,
+  kManySlices,  // two of eight warps; 16-bit states
+  kRing,
+  kTwoRings,
+};
+
+KernelInfo lean_step_kernel_info(Dtype pool, Dtype io, LeanStepForm form);
 
 // Per pool dtype, each in a file of its own.
-KernelInfo lean_step_kernel_fp32(Dtype io, int32_t slices);  // -1, -2: the ring, so many blocks
-KernelInfo lean_step_kernel_bf16(Dtype io, int32_t slices);
-KernelInfo lean_step_kernel_fp16(Dtype io, int32_t slices);
+KernelInfo lean_step_kernel_fp32(Dtype io, LeanStepForm form);
+KernelInfo lean_step_kernel_bf16(Dtype io, LeanStepForm form);
+KernelInfo lean_step_kernel_fp16(Dtype io, LeanStepForm form);
 
 }  // namespace kda::cuda

@@ -359,7 +359,7 @@ __device__ __forceinline__ void norm_ring(const LeanStepParams& p, typename C::S
     char* to = static_cast<char*>(p.out.data) + 2 * (p.out.offset(u.batch, u.begin, u.head) + first);
     if (u.is(StepRow::kRuns)) {
       const float o[4] = {o4.x, o4.y, o4.z, o4.w};
-      const float factor = norm_factor(tree_of_lanes<32>(tree_of_squares<4>(o)), 128, p.eps);
+      const float factor = norm_factor_of<128>(tree_of_lanes<32>(tree_of_squares<4>(o)), p.eps);
       store_normed<typename C::Io>(to, o, factor, weight, z);
     } else if (u.is(StepRow::kZeroes)) {
 #pragma unroll 1

@@ -27,6 +27,13 @@ __device__ __forceinline__ float norm_factor(float sum_of_squares, int32_t value
   return __frsqrt_rn(__fadd_rn(__fdiv_rn(sum_of_squares, static_cast<float>(values)), eps));
 }
 
+// The same bits where the number of values is a power of two: their mean is a product.
+template <int kValues>
+__device__ __forceinline__ float norm_factor_of(float sum_of_squares, float eps) {
+  static_assert((kValues & (kValues - 1)) == 0);
+  return __frsqrt_rn(__fadd_rn(__fmul_rn(sum_of_squares, 1.0f / kValues), eps));
+}
+
 // `sigmoid`: of z.
 __device__ __forceinline__ float gated_by(float o, float factor, float weight, float sigmoid) {
   return __fmul_rn(__fmul_rn(__fmul_rn(o, factor), weight), sigmoid);

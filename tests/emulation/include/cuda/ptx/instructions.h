@@ -48,6 +48,8 @@ void set_max_registers_down() {}
 // grid.h: grids run one after the other.
 inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}
+template <class T>
+void have(T&) {}
 
 // signal.h
 template <int kPending>
