@@ -133,20 +133,22 @@ void wait_for_change(const uint32_t& word) {
   switch_to_scheduler(fiber);
 }
 
-// What every thread did before the barrier, every thread knows after it; its warp's epoch is over.
-void arrive_and_wait(Barrier& barrier, int threads) {
-  Fiber& fiber = running();
-  Clock mine = fiber.clock;
+// Its warp's epoch is over. Answers whether all have arrived.
+bool arrive(Barrier& barrier, int threads) {
+  Clock& mine = running().clock;
   ++mine.over[actor()];
   barrier.arriving.learn(mine);
-  if (++barrier.count < threads) {
-    wait_for_change(barrier.generation);
-  } else {
-    barrier.count = 0;
-    barrier.released = barrier.arriving;
-    ++barrier.generation;
-  }
-  fiber.clock.learn(barrier.released);
+  if (++barrier.count < threads) return false;
+  barrier.count = 0;
+  barrier.released = barrier.arriving;
+  ++barrier.generation;
+  return true;
+}
+
+// What every thread did before the barrier, every thread knows after it.
+void arrive_and_wait(Barrier& barrier, int threads) {
+  if (!arrive(barrier, threads)) wait_for_change(barrier.generation);
+  running().clock.learn(barrier.released);
 }
 
 void fiber_main() {
@@ -268,6 +270,7 @@ void warp_meeting() {
 void warp_barrier() { arrive_and_wait(cta->warps[cta->current / 32], 32); }
 void block_barrier() { arrive_and_wait(cta->block, static_cast<int>(cta->fibers.size())); }
 void named_barrier(uint32_t id, int threads) { arrive_and_wait(cta->named[id], threads); }
+void named_barrier_arrive(uint32_t id, int threads) { arrive(cta->named[id], threads); }
 void cluster_barrier() {
   arrive_and_wait(cluster->barrier, static_cast<int>(cta->fibers.size() * cluster->ctas.size()));
 }

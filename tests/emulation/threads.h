@@ -27,6 +27,7 @@ void warp_meeting();  // a barrier that orders no access to memory, as no shuffl
 void warp_barrier();  // __syncwarp
 void block_barrier();
 void named_barrier(uint32_t id, int threads);
+void named_barrier_arrive(uint32_t id, int threads);
 void cluster_barrier();
 
 uint32_t cta_rank();

@@ -52,12 +52,6 @@ __device__ __forceinline__ TokenOperands anchored_token(AnchoredRow& rows, uint3
   return operands;
 }
 
-// Half of 16 bytes: the four channels of a k-step.
-template <int kStep>
-__device__ __forceinline__ uint2 step_half(const uint4& x) {
-  return kStep == 0 ? uint2{x.x, x.y} : uint2{x.z, x.w};
-}
-
 __device__ __forceinline__ void multiply_anchored(Quad& d, const AnchoredRow& rows, const uint32_t (&column)[4],
                                                   int i) {
   ptx::mma_m16n8k8_tf32(d.x, rows.k[i], rows.q[i], rows.k[i + 1], rows.q[i + 1], column[i], column[i + 1]);
@@ -67,51 +61,60 @@ struct AnchoredScores {
   Quad top, aa, bb, cross[4];
 };
 
-// Columns of the off-diagonal block: block 0 leaves them for block 1.
+// Columns of the off-diagonal block, a queue of two k-steps: block 0 fills it, block 1 empties it.
 struct AnchoredEdges {
-  uint32_t a[2][4], b[2][4];
+  uint32_t a[2][4] = {}, b[2][4] = {};
 };
 
 // Where a lane reads and writes; block 1 lies 2048 bytes on.
 struct AnchoredPlace {
-  uint32_t row_a, row_b, at_a, totals;
+  uint32_t row_a, row_b, at_a, before, after;
   __device__ uint32_t at_b() const { return at_a ^ 0x7f0; }  // token b is 15 - token a: row and swizzle, all bits
-  __device__ void to_next_block() { row_a += 2048, row_b += 2048, at_a += 2048; }
+  // To k-step 1, or from there to k-step 0 of block 1. The swizzle decides which half of 32 bytes a k-step is.
+  __device__ void to_next(int step) {
+    const uint32_t rows = step == 0 ? 0 : 2048;
+    row_a = (row_a ^ 16) + rows, row_b = (row_b ^ 16) + rows, at_a += rows;
+    before ^= 16, after = (after ^ 16) + (step == 0 ? 0 : ChannelTotals::kAfter1 - ChannelTotals::kAfter);
+  }
 };
 
-template <int kStep, class Sink>
-__device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEdges& edges, const BlockRows& raw,
-                                              const Norms& norms, const AnchoredPlace& place, int block, Sink& sink) {
-  const uint32_t totals = place.totals + kStep * 16;
+// A k-step of a block: its share of the scores, its operands.
+template <class Sink>
+__device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEdges& edges, const StepRows& raw,
+                                              const Norms& norms, const AnchoredPlace& place, int block, int step,
+                                              Sink& sink) {
   float before[4], after[4];
-  load_prefix4(before, totals + ChannelTotals::kBefore);
-  load_prefix4(after, totals + ChannelTotals::kAfter + block * 128);
-  // The swizzle decides which half of 32 bytes k-step 0 of a prefix row is.
-  const uint32_t row_a = kStep == 0 ? place.row_a : place.row_a ^ 16;
-  const uint32_t row_b = kStep == 0 ? place.row_b : place.row_b ^ 16;
+  load_prefix4(before, place.before);
+  load_prefix4(after, place.after);
   AnchoredRow a;
-  sink.template put<0>(place.at_a, kStep,
-                       anchored_token(a, edges.a[kStep], step_half<kStep>(raw.q[0]), step_half<kStep>(raw.k[0]),
-                                      norms.qa, norms.ka, row_a, before, after, block));
+  uint32_t edge_a[4] = {}, edge_b[4] = {};
+  sink.template put<0>(place.at_a, step,
+                       anchored_token(a, edge_a, raw.x[0], raw.x[2], norms.qa, norms.ka, place.row_a, before, after,
+                                      block));
   // All products of a's rows before b's are made: registers are short.
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     multiply_anchored(scores.aa, a, a.column, i);
     if (block == 0) continue;
-    multiply_anchored(scores.cross[0], a, edges.a[kStep], i);
-    multiply_anchored(scores.cross[1], a, edges.b[kStep], i);
+    multiply_anchored(scores.cross[0], a, edges.a[0], i);
+    multiply_anchored(scores.cross[1], a, edges.b[0], i);
   }
   AnchoredRow b;
-  sink.template put<1>(place.at_b(), kStep,
-                       anchored_token(b, edges.b[kStep], step_half<kStep>(raw.q[1]), step_half<kStep>(raw.k[1]),
-                                      norms.qb, norms.kb, row_b, before, after, block));
+  sink.template put<1>(place.at_b(), step,
+                       anchored_token(b, edge_b, raw.x[1], raw.x[3], norms.qb, norms.kb, place.row_b, before, after,
+                                      block));
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     multiply_anchored(scores.top, b, a.column, i);
     multiply_anchored(scores.bb, b, b.column, i);
     if (block == 0) continue;
-    multiply_anchored(scores.cross[2], b, edges.a[kStep], i);
-    multiply_anchored(scores.cross[3], b, edges.b[kStep], i);
+    multiply_anchored(scores.cross[2], b, edges.a[0], i);
+    multiply_anchored(scores.cross[3], b, edges.b[0], i);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    edges.a[0][i] = edges.a[1][i], edges.b[0][i] = edges.b[1][i];
+    edges.a[1][i] = edge_a[i], edges.b[1][i] = edge_b[i];
   }
 }
 
@@ -129,8 +132,8 @@ __device__ __forceinline__ Quad merge_anchored(const Quad& aa, const Quad& bb, c
   return merged;
 }
 
-// Both blocks of an item: operands to the sink, partial scores to the warp's scratch. kUnroll 1, a loop over the
-// blocks, beside the consumers' code: two copies of its body would not stay in the instruction cache.
+// Both blocks of an item: operands to the sink, partial scores to the warp's scratch. kUnroll 1, one rolled loop over
+// the four k-steps, beside the consumers' code: copies of its body would not stay in the instruction cache.
 template <int kUnroll, class Sink>
 __device__ __forceinline__ void build_anchored(const RawRows& raw, const ProducerLane& me, uint32_t scratch,
                                                uint32_t area, Sink sink) {
@@ -138,25 +141,34 @@ __device__ __forceinline__ void build_anchored(const RawRows& raw, const Produce
   place.row_a = scratch + prefix_offset(me.token_a, 2 * me.c);
   place.row_b = scratch + prefix_offset(me.token_b, 2 * me.c);
   place.at_a = operand_offset(me.token_a, me);
-  place.totals = area + GroupArea::kTotals + me.warp * ChannelTotals::kBytes + me.c * 32;
+  const uint32_t totals = area + GroupArea::kTotals + me.warp * ChannelTotals::kBytes + me.c * 32;
+  place.before = totals + ChannelTotals::kBefore, place.after = totals + ChannelTotals::kAfter;
   NormView view(area, me);
   uint32_t quads = scratch + me.lane * 16;
   AnchoredScores scores;
   AnchoredEdges edges;
-  BlockRows rows = block_rows(raw, 0);
+  StepRows rows = step_rows(raw, 0, 0);
+  Norms norms = view.load();
 #pragma unroll kUnroll
-  for (int block = 0; block < 2; ++block) {
-    const Norms norms = view.load();
-    view.to_next_block();
-    scores.top = scores.aa = scores.bb = Quad();
-    anchored_step<0>(scores, edges, rows, norms, place, block, sink);
-    anchored_step<1>(scores, edges, rows, norms, place, block, sink);
+  for (int it = 0; it < 4; ++it) {
+    const int block = it >> 1, step = it & 1;
+    anchored_step(scores, edges, rows, norms, place, block, step, sink);
+    place.to_next(step);
+    if (step == 0) {
+      const StepRows first = step_rows(raw, 0, 1), second = step_rows(raw, 1, 1);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows.x[i] = block == 0 ? first.x[i] : second.x[i];
+      continue;
+    }
     __syncwarp();  // block 0: prefix rows 0..7 are read no more; block 1: none is
     write_quad(scores.top, 0, quads);
     write_quad(merge_anchored(scores.aa, scores.bb, me), 1, quads);
     quads += 1024;
-    place.to_next_block();
-    if (block == 0) rows = block_rows(raw, 1);
+    if (it == 3) break;
+    scores.top = scores.aa = scores.bb = Quad();
+    rows = step_rows(raw, 1, 0);
+    view.to_next_block();
+    norms = view.load();
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) write_quad(scores.cross[i], i, quads);

@@ -85,15 +85,22 @@ __device__ __forceinline__ void load_pairs(RawT (&raw)[kCount], const RawPlace<R
   }
 }
 
+// Of the open work's gate, for this lane's channel pair.
+struct GateTerms {
+  float2 bias, factors;
+};
+__device__ __forceinline__ GateTerms load_gate_terms(uint32_t area, const ProducerLane& me) {
+  return {ptx::load_shared_f2(area + GroupArea::kBias + (32 * me.warp + 2 * (me.lane & 15)) * 4),
+          ptx::load_shared_f2(area + GroupArea::kSource + Source::kFactors)};
+}
+
 // Raw gates to block-local inclusive prefix sums of log2-decays in this warp's scratch (H-3c): a lane owns a channel
-// pair of 16 tokens.
-template <Gate kGate, class RawT, uint32_t kPitch>
-__device__ __forceinline__ void write_prefix_sums(uint32_t area, const ProducerLane& me, uint32_t scratch,
-                                                  RawPlace<RawT, kPitch> place) {
-  const int pair = me.lane & 15;
-  const float2 bias = ptx::load_shared_f2(area + GroupArea::kBias + (32 * me.warp + 2 * pair) * 4);
-  const float2 factors = ptx::load_shared_f2(area + GroupArea::kSource + Source::kFactors);
-  uint32_t at = scratch + (me.lane >> 4) * 2048 + pair * 8;
+// pair of 16 tokens. `meanwhile` is done while the first raw gates are on their way.
+template <Gate kGate, class RawT, uint32_t kPitch, class Meanwhile>
+__device__ __forceinline__ void write_prefix_sums(const GateTerms& terms, const ProducerLane& me, uint32_t scratch,
+                                                  RawPlace<RawT, kPitch> place, Meanwhile&& meanwhile) {
+  const float2 bias = terms.bias, factors = terms.factors;
+  uint32_t at = scratch + (me.lane >> 4) * 2048 + (me.lane & 15) * 8;
   float2 sum = {0.0f, 0.0f};
   if constexpr (kGate == Gate::kBounded) {
     // Ahead of use: shared memory answers late here. Narrow ones before other lanes' sums take their place.
@@ -105,6 +112,7 @@ __device__ __forceinline__ void write_prefix_sums(uint32_t area, const ProducerL
       load_pairs(next, place);
       __syncwarp();
     }
+    meanwhile();
 #pragma unroll 1
     for (int batch = 0; batch < 2; ++batch) {
       if (!kAtOnce && batch == 0) load_pairs(next, place);
@@ -115,6 +123,7 @@ __device__ __forceinline__ void write_prefix_sums(uint32_t area, const ProducerL
     }
   } else {  // a longer body: fewer copies of it
     static_assert(sizeof(RawT) == 8);
+    meanwhile();
 #pragma unroll 1
     for (int batch = 0; batch < 4; ++batch) {
       RawT raw[4];

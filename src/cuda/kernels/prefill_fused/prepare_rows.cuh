@@ -29,7 +29,12 @@ struct ProducerLane {
     token_b = 15 - token_a;
   }
   __device__ int index() const { return warp * 32 + lane; }  // in the group
+  // What a warp has to do besides its channels. In the next group other warps, so that the SM's schedulers, which
+  // have a warp of each group, get as much to do.
+  __device__ int duty() const { return (warp + 2 * group + 2) & 3; }
 };
+// The solve's first two block columns and then its last step, the other two, the betas, sending operands.
+enum Duty { kSolves = 0, kSolvesLast = 1, kHasBetas = 2, kSends = 3 };
 
 // Hides a value's origin: it stays in its register (reading the thread's index or the shared window anew costs tens
 // of cycles), and what is computed from it is not kept across the item loop.
@@ -235,11 +240,24 @@ __device__ __forceinline__ void pad_tokens(uint4 (&x)[kBlocks][2][kParts], int f
   }
 }
 
-__device__ __forceinline__ void load_rows(RawRows& raw, uint32_t area, int index, int count, const ProducerLane& me) {
-  const uint2 steps = ptx::load_shared_u2(area + GroupArea::kSource + Source::kSteps);
+// Where the open work's rows of q and k are: read some time before it is needed.
+struct RowSource {
+  uint4 bases;  // of q and k, 64 bits each
+  uint2 steps;
+};
+__device__ __forceinline__ RowSource load_row_source(uint32_t area) {
+  return {ptx::load_shared_u4(area + GroupArea::kSource + Source::kQ),
+          ptx::load_shared_u2(area + GroupArea::kSource + Source::kSteps)};
+}
+__device__ __forceinline__ void load_rows(RawRows& raw, const RowSource& from, int index, int count,
+                                          const ProducerLane& me) {
   const uint32_t column = 2 * (32 * me.warp + 8 * me.c);
-  load_tokens(raw.q, source_row(area, Source::kQ, index, steps.x, column), steps.x, 0, count - 1, me);
-  load_tokens(raw.k, source_row(area, Source::kK, index, steps.y, column), steps.y, 0, count - 1, me);
+  const auto row = [&](uint32_t low, uint32_t high, uint32_t step) {
+    const uint64_t base = (static_cast<uint64_t>(high) << 32 | low) + column;
+    return row_address(reinterpret_cast<const char*>(base), static_cast<uint32_t>(index) * kChunk, step);
+  };
+  load_tokens(raw.q, row(from.bases.x, from.bases.y, from.steps.x), from.steps.x, 0, count - 1, me);
+  load_tokens(raw.k, row(from.bases.z, from.bases.w, from.steps.y), from.steps.y, 0, count - 1, me);
 }
 
 // Copies an item's rows to where they wait: whole rows, by all warps.
@@ -303,17 +321,18 @@ __device__ __forceinline__ const char* beta_address(uint32_t area, int index, in
   return reinterpret_cast<const char*>(base) + static_cast<uint32_t>(index * kChunk + lane) * step;
 }
 
-// Asks the L2 for rows of q (warps 0 and 1: half a row each) or k of a later item of the open work, one warp also for
-// its betas: lane = token.
-__device__ __forceinline__ void prefetch_rows(uint32_t area, int index, bool with_beta, const ProducerLane& me) {
+// Asks the L2 for rows of q (tensor 0) or k (1) of a later item of the open work, kBytes of each from `first` on: lane
+// = token.
+template <int kBytes>
+__device__ __forceinline__ void prefetch_rows(uint32_t area, int index, uint32_t tensor, uint32_t first,
+                                              const ProducerLane& me) {
+  const uint32_t source = area + GroupArea::kSource;
+  const uint64_t base = ptx::load_shared_u64(source + Source::kQ + 8 * tensor) + first;
+  const uint32_t step = ptx::load_shared_u32(source + Source::kSteps + 4 * tensor);
   if (me.lane >= item_count(area, index)) return;
-  const uint32_t source = area + GroupArea::kSource, is_key = me.warp >> 1;
-  const uint64_t base = ptx::load_shared_u64(source + Source::kQ + 8 * is_key) + 128 * (me.warp & 1);
-  const uint32_t step = ptx::load_shared_u32(source + Source::kSteps + 4 * is_key);
   const char* at = row_address(reinterpret_cast<const char*>(base), index * kChunk + me.lane, step);
-  ptx::prefetch_to_l2(at);
-  ptx::prefetch_to_l2(at + 64);
-  if (with_beta && me.warp == 0) ptx::prefetch_to_l2(beta_address(area, index, me.lane));
+#pragma unroll
+  for (int i = 0; i < kBytes; i += 64) ptx::prefetch_to_l2(at + i);
 }
 
 // The raw beta of token `lane` of an item, as it lies in memory: widened only when it is needed (raw_beta).

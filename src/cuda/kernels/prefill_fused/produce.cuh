@@ -1,8 +1,9 @@
 // The role of a producer warpgroup: every fourth item of its cluster, from raw rows to a full stage in both CTAs.
 //
 // Waits: empty[stage] (both CTAs' consumers have read the stage) before the first operand store; group barriers
-// between the steps that exchange data among its four warps, and of the two that solve. Publishes: full[stage] here
-// by an arrival, in the other CTA by two bulk copies: the operands before the solve, the rest after it.
+// between the steps that exchange data among its four warps, and of the two that solve, while the others begin the next
+// item. Publishes: full[stage] here by an arrival, in the other CTA by two bulk copies: the operands before the
+// solve, the rest after it.
 #pragma once
 
 #include <type_traits>
@@ -98,22 +99,31 @@ struct RingPlace : Place {
   }
 };
 
-// First step of an item: prefix sums, norms, beta; a group barrier must follow. The group's next item is `ahead_by`
-// items on.
-template <class C, int kUnroll, class Ahead>
-__device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int index, const Place& at, Ahead&& ahead,
-                                             int ahead_by) {
+// What a warp keeps from an item's first step for its second, besides rows.
+struct ItemTotals {
+  float power0, power1;  // 2^B0, 2^B1 of channel `lane`
+  float decay;           // e^Gamma(-1, L)
+  uint32_t wild;         // Duty::kHasBetas: Stage::kWild
+};
+
+// Raw betas that a warp of Duty::kHasBetas asked for an item ahead, token `lane`'s; or asked for with the rows.
+struct BetaAhead {
+  uint32_t raw;
+};
+struct BetaWithRows {};
+
+// First step of an item of `count` tokens: prefix sums, norms, beta; a group barrier must follow.
+template <class C, int kUnroll, class Ahead, class Beta>
+__device__ __forceinline__ ItemTotals prepare_rows(RawRows& raw, const Params& p, int index, int count,
+                                                   const Place& at, Ahead&& ahead, Beta beta_ahead) {
   using GateT = typename C::GateT;
   constexpr bool kWait = std::is_same_v<std::remove_cvref_t<Ahead>, RowsAhead>;  // rows wait in shared memory
+  // The other gates' longer arithmetic needs the registers that the rows would wait in.
+  constexpr bool kRowsFirst = C::kGate == Gate::kBounded && !kWait;
   const ProducerLane& me = at.me;
-  const int count = item_count(at.area, index);
-  // Beta of token `lane`, widened only behind the norms. Loads in flight are waited for together: asked for here it
-  // makes its warp wait as soon as the gates are needed, and the others at the barrier. Beside the consumers that
-  // costs less than the instructions of asking for it with the rows, by all warps since a branch's end would wait
-  // too.
-  constexpr bool kBetaFirst = kUnroll == 1;
-  uint32_t beta = 0;
-  if (kBetaFirst && me.warp == 0 && me.lane < count) beta = load_raw_beta(p, at.area, index, me.lane);
+  const GateTerms terms = load_gate_terms(at.area, me);
+  RowSource source = {};
+  if constexpr (kRowsFirst) source = load_row_source(at.area);
   if constexpr (kWait) {
     pad_gates_ahead(ahead, count, padding_gate<C::kGate, GateT>(), me);
   } else {
@@ -123,62 +133,64 @@ __device__ __forceinline__ void prepare_rows(RawRows& raw, const Params& p, int 
       stage_gates<C::kGate>(ahead, 1, count, at.scratch, me);
     }
   }
-  // The other gates' longer arithmetic needs the registers that the rows would wait in.
-  constexpr bool kRowsFirst = C::kGate == Gate::kBounded;
-  if constexpr (kRowsFirst && !kWait) load_rows(raw, at.area, index, count, me);
-  if constexpr (!kBetaFirst) beta = load_raw_beta(p, at.area, index, min(me.lane, count - 1));
+  // Widened only behind the norms.
+  uint32_t beta;
+  if constexpr (std::is_same_v<Beta, BetaAhead>) beta = beta_ahead.raw;
+  else beta = load_raw_beta(p, at.area, index, min(me.lane, count - 1));
   __syncwarp();
   std::conditional_t<kWait, NarrowAhead, InPlace<C::kGate, GateT>> place;
   if constexpr (kWait) raw_place(place, ahead, me);
   else raw_place(place, at.scratch, me);
-  write_prefix_sums<C::kGate>(at.area, me, at.scratch, place);
+  write_prefix_sums<C::kGate>(terms, me, at.scratch, place, [&] {
+    if constexpr (kRowsFirst) load_rows(raw, source, index, count, me);
+  });
   if constexpr (kWait) take_rows(raw, ahead, me);
-  else if constexpr (!kRowsFirst) load_rows(raw, at.area, index, count, me);
+  else if constexpr (!kRowsFirst) load_rows(raw, load_row_source(at.area), index, count, me);
+  __syncwarp();
+  const float total0 = load_prefix(at.scratch, 15, me.lane), total1 = load_prefix(at.scratch, 31, me.lane);
   pad_tokens(raw.q, 0, count, 0, me);
   pad_tokens(raw.k, 0, count, 0, me);
   write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3, kUnroll>(raw, me, at.area);
-  if (me.warp == 0)
-    ptx::store_shared(at.area + GroupArea::kBeta + me.lane * 4,
-                      me.lane < count ? beta_value(p, raw_beta(p, beta)) : 0.0f);
-  if constexpr (!kWait) prefetch_rows(at.area, index + ahead_by, !kBetaFirst, me);
+  ItemTotals totals = {ptx::exp2_approx(total0), ptx::exp2_approx(total1), exp2_exact(total0 + total1), 0};
+  if (me.duty() == kHasBetas) {
+    const float value = me.lane < count ? beta_value(p, raw_beta(p, beta)) : 0.0f;
+    ptx::store_shared(at.area + GroupArea::kBeta + me.lane * 4, value);
+    const bool tame = p.normalize && value >= 0.0f && value <= 2.0f;
+    totals.wild = __any_sync(0xffffffffu, !tame);
+  }
+  return totals;
 }
 
-__device__ __forceinline__ void wait_for_stage(const RingPlace& at) {
-  const uint32_t parity = static_cast<uint32_t>(ptx::load_shared_u64(at.area + GroupArea::kPosition) >> 32) & 1;
+__device__ __forceinline__ void wait_for_stage(const RingPlace& at, uint32_t parity) {
   ptx::mbarrier_wait(at.full + kStages * 8, parity);
 }
 
-// Second step, once the stage is free: operands and partial scores; a group barrier must follow.
-template <class C, int kUnroll, class Sink>
-__device__ __forceinline__ void prepare_operands(const RawRows& raw, const Params& p, const Place& at, Sink sink) {
+// Second step: norms and totals where the operands' loops look for them, then, once `wait` says that the stage is
+// free, operands and partial scores; a group barrier must follow.
+template <class C, int kUnroll, class Sink, class Wait>
+__device__ __forceinline__ void prepare_operands(const RawRows& raw, const ItemTotals& totals, const Params& p,
+                                                 const Place& at, Sink sink, Wait&& wait) {
+  constexpr bool kAnchored = C::kDiagonal == Diagonal::kAnchored;
   const int channel = at.me.lane;
-  const float total0 = load_prefix(at.scratch, 15, channel), total1 = load_prefix(at.scratch, 31, channel);
-  ptx::store_shared(at.stage + Stage::kDecay + 4 * decay_place(32 * at.me.warp + channel),
-                    exp2_exact(total0 + total1));
-  if (at.me.warp == 0) {
-    const float beta = ptx::load_shared_f1(at.area + GroupArea::kBeta + channel * 4);
-    const bool tame = p.normalize && beta >= 0.0f && beta <= 2.0f;
-    const uint32_t wild = __any_sync(0xffffffffu, !tame);
-    if (channel == 0) ptx::store_shared(at.stage + Stage::kWild, wild);
-  }
-  const uint32_t totals = at.area + GroupArea::kTotals + at.me.warp * ChannelTotals::kBytes + channel * 4;
-  const float power0 = ptx::exp2_approx(total0), power1 = ptx::exp2_approx(total1);
-  ptx::store_shared(totals + ChannelTotals::kBefore, power0);
-  ptx::store_shared(totals + ChannelTotals::kAfter1, power1);
-  if constexpr (C::kDiagonal == Diagonal::kAnchored)
-    ptx::store_shared(totals + ChannelTotals::kAfter, power0 * power1);
-  write_norms(C::kDiagonal == Diagonal::kAnchored || p.normalize != 0, at.area, at.me);
+  write_norms(kAnchored || p.normalize != 0, at.area, at.me);
+  const uint32_t powers = at.area + GroupArea::kTotals + at.me.warp * ChannelTotals::kBytes + channel * 4;
+  ptx::store_shared(powers + ChannelTotals::kBefore, totals.power0);
+  ptx::store_shared(powers + ChannelTotals::kAfter1, totals.power1);
+  if constexpr (kAnchored) ptx::store_shared(powers + ChannelTotals::kAfter, totals.power0 * totals.power1);
+  wait();
+  ptx::store_shared(at.stage + Stage::kDecay + 4 * decay_place(32 * at.me.warp + channel), totals.decay);
+  if (at.me.duty() == kHasBetas && channel == 0) ptx::store_shared(at.stage + Stage::kWild, totals.wild);
   __syncwarp();
-  if constexpr (C::kDiagonal == Diagonal::kAnchored) build_anchored<kUnroll>(raw, at.me, at.scratch, at.area, sink);
+  if constexpr (kAnchored) build_anchored<kUnroll>(raw, at.me, at.scratch, at.area, sink);
   else build_dyadic<kUnroll>(raw, at.me, at.scratch, at.area, sink);
 }
 
-// Two warps of four have all of it to do, the first more: not warp 0, which has the most else to do, in the first
-// group; in the next the others, so that the SM's schedulers, which have a warp of each group, get as much to do.
-__device__ __forceinline__ void solve_system(const Place& at) {
-  const int turn = (at.me.warp + 2 * at.me.group + 2) & 3;
-  if (turn < 2) solve_block_columns(at.scratch, at.area, at.stage, 2 * turn, at.me);
+template <class C>
+__device__ __forceinline__ void load_ahead(const Params&, int index, int count, const Place& at,
+                                           RawGates<typename C::GateT>& ahead) {
+  load_gates<C::kGate>(ahead, at.area, index, 0, count, at.me);
 }
+
 template <class C>
 __device__ __forceinline__ void load_ahead(const Params& p, int index, const Place& at,
                                            RawGates<typename C::GateT>& ahead) {
@@ -187,23 +199,25 @@ __device__ __forceinline__ void load_ahead(const Params& p, int index, const Pla
 }
 
 template <class C>
-__device__ __forceinline__ void load_ahead(const Params&, int index, const Place& at, const RowsAhead& ahead) {
-  copy_rows_ahead(at.area, index, item_count(at.area, index), ahead, at.me);
+__device__ __forceinline__ void load_ahead(const Params&, int index, int count, const Place& at,
+                                           const RowsAhead& ahead) {
+  copy_rows_ahead(at.area, index, count, ahead, at.me);
 }
 
-// Sends bytes [kFrom, kTo) of the stage to the other CTA; they count on its full barrier. One thread, after a group
-// barrier before which every writer fenced the async proxy.
+// Sends bytes [kFrom, kTo) of the stage to the other CTA; they count on its full barrier. One thread, after a fence of
+// the async proxy: that one stands between it and all that others wrote before a barrier.
 template <uint32_t kFrom, uint32_t kTo>
 __device__ __forceinline__ void send_stage(const RingPlace& at) {
   ptx::bulk_copy_to_cluster(ptx::map_shared_rank(at.stage + kFrom, at.rank ^ 1), at.stage + kFrom, kTo - kFrom,
                             ptx::map_shared_rank(at.full, at.rank ^ 1));
 }
 
-// The rest of the stage, what the solve made, to the other CTA, and the whole to the consumers of both.
+// The rest of the stage, what the solve made, to the other CTA, and the whole to the consumers of both. By the warp
+// that ends the solve.
 __device__ __forceinline__ void publish_stage(const RingPlace& at) {
   ptx::fence_async_proxy();
-  ptx::named_barrier(1 + at.me.group, 128);
-  if (at.me.index() != 0) return;
+  __syncwarp();
+  if (at.me.lane != 0) return;
   ptx::mbarrier_arrive(at.full);
   ptx::mbarrier_arrive_expect_cluster(ptx::map_shared_rank(at.full, at.rank ^ 1), Stage::kBytes);
   send_stage<Stage::kSolve, Stage::kBytes>(at);
@@ -221,48 +235,67 @@ template <class C>
 __device__ __forceinline__ void produce(const Params& p) {
   const uint32_t thread = hold(ptx::shared_address(s_memory) + Shared::kGroups +
                                ((threadIdx.x >> 7) - 1) * Shared::kGroupStride + threadIdx.x);
-  RawGates<typename C::GateT> ahead;  // an item's, loaded an item before
+  // Of the next item, asked for an item before.
+  RawGates<typename C::GateT> ahead;
+  BetaAhead beta = {0};
+  Position position = {0, 0};
+  int count = 0;
+  uint32_t parity = 1;  // of the wait for an empty stage: the first passes at once
+  const auto load_beta = [&](const RingPlace& at) {
+    if (at.me.lane < count) beta.raw = load_raw_beta(p, at.area, position.index, at.me.lane);
+  };
   {
     const RingPlace at(thread);
     if (at.me.index() == 0)
       ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_work(p, kClusterSize)));
     ptx::named_barrier(1 + at.me.group, 128);
-    const Position position = open_work<C>({static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
-    if (position.items != 0) load_ahead<C>(p, position.index, at, ahead);
-    keep_position(position, 1, at);  // parity 1: the first wait for an empty stage passes at once
+    position = open_work<C>({static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
+    if (position.items != 0) {
+      count = item_count(at.area, position.index);
+      load_ahead<C>(p, position.index, count, at, ahead);
+      if (at.me.duty() == kHasBetas) load_beta(at);
+    }
+    keep_position(position, parity, at);
     ptx::named_barrier(1 + at.me.group, 128);
   }
-  while (true) {
+  while (position.items != 0) {
     {
       RawRows raw;
+      ItemTotals totals;
       {
         const RingPlace at(thread);
-        const uint64_t open = ptx::load_shared_u64(at.area + GroupArea::kPosition);
-        if (static_cast<uint32_t>(open >> 33) == 0) return;
-        prepare_rows<C, 1>(raw, p, static_cast<int>(static_cast<uint32_t>(open)), at, ahead, kStages);
-        ptx::named_barrier(1 + at.me.group, 128);
+        totals = prepare_rows<C, 1>(raw, p, position.index, count, at, ahead, beta);
+        ptx::named_barrier(1 + at.me.group, 128);  // also: the item before is solved
       }
       const RingPlace at(thread);
-      wait_for_stage(at);
-      prepare_operands<C, 1>(raw, p, at, SharedSink{at.stage});
+      prepare_operands<C, 1>(raw, totals, p, at, SharedSink{at.stage}, [&] { wait_for_stage(at, parity); });
     }
     const RingPlace at(thread);
-    {
-      const uint64_t same = ptx::load_shared_u64(at.area + GroupArea::kPosition);
-      Position position = {static_cast<int>(static_cast<uint32_t>(same)) + kStages,
-                           static_cast<int>(static_cast<uint32_t>(same >> 33))};
-      const uint32_t parity = static_cast<uint32_t>(same >> 32) & 1;
+    const uint64_t same = ptx::load_shared_u64(at.area + GroupArea::kPosition);
+    ptx::named_barrier(1 + at.me.group, 128);  // everyone has read it, and written partial scores and operands
+    if (at.me.duty() == kSends) {              // while the solve runs
       ptx::fence_async_proxy();
-      ptx::named_barrier(1 + at.me.group, 128);  // everyone has read it, and written partial scores and operands
-      if (at.me.index() == 0) send_stage<0, Stage::kSolve>(at);  // while the solve runs
-      if (position.index >= position.items) position = open_work<C>(position, at.area, at.me.index(), at.me.group);
-      if (position.items != 0) load_ahead<C>(p, position.index, at, ahead);
-      keep_position(position, parity ^ 1, at);
+      if (at.me.lane == 0) send_stage<0, Stage::kSolve>(at);
     }
-    reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
+    position = {static_cast<int>(static_cast<uint32_t>(same)) + kStages,
+                static_cast<int>(static_cast<uint32_t>(same >> 33))};
+    parity = (static_cast<uint32_t>(same >> 32) & 1) ^ 1;
+    if (position.index >= position.items) position = open_work<C>(position, at.area, at.me.index(), at.me.group);
+    keep_position(position, parity, at);
+    const ScoreParts scores = load_scores(at.group_scratch, at.area, at.me);
+    if (position.items != 0) {
+      count = item_count(at.area, position.index);
+      load_ahead<C>(p, position.index, count, at, ahead);
+    }
+    reduce_scores<C::kDiagonal>(p, scores, at.area, at.stage, at.me);
     ptx::named_barrier(1 + at.me.group, 128);
-    solve_system(at);
-    publish_stage(at);
+    // From here to the next group barrier each warp goes its own way.
+    if (at.me.duty() <= kSolvesLast) {
+      if (solve_block_columns(scores.column_betas, at.scratch, at.area, at.stage, at.me)) publish_stage(at);
+    } else if (position.items != 0) {
+      if (at.me.duty() == kHasBetas) load_beta(at);
+      prefetch_rows<256>(at.area, position.index + kStages, at.me.duty() - kHasBetas, 0, at.me);
+    }
   }
 }
 

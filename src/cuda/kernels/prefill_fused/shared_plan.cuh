@@ -106,7 +106,7 @@ static_assert(ChainShared<1>::kBytes <= 232448 && ChainShared<2>::kBytes <= 2324
 
 // Per producer warpgroup.
 struct GroupArea {
-  // [|q|^2, |k|^2, q.k][32 tokens][4 warps] fp32; in the solve T_32, [8 i][12 j]
+  // [|q|^2, |k|^2, q.k][32 tokens][4 warps] fp32
   static constexpr uint32_t kSums = 0;
   static constexpr uint32_t kBeta = 1536;  // [32] fp32
   // N_ij = beta_i A_ij: [32][36] fp32; before that, of each warp, norm factors and 2^B of its channels.
@@ -132,6 +132,7 @@ struct ChannelTotals {
 struct SolveArea {
   static constexpr uint32_t kRows = 0;        // T_bb: [4 b][8 i][12 j] fp32
   static constexpr uint32_t kColumns = 1664;  // and transposed
+  static constexpr uint32_t kLast = 3328;     // T_32, by rows: left to the first of the solving warps by the other
   static constexpr uint32_t kRowBytes = 48;
   static constexpr uint32_t kBlockBytes = 416;  // 8 rows and 32 bytes: four blocks' stores hit different banks
 };

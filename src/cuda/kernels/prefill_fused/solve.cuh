@@ -14,11 +14,22 @@
 
 namespace kda::cuda::prefill_fused {
 
-__device__ __forceinline__ float4 sum_quad(uint32_t group_scratch, int quad, int lane) {
-  float4 s = ptx::load_shared_f4(group_scratch + quad * 512 + lane * 16);
+// A quad's partial scores of all warps.
+struct QuadParts {
+  float4 x[4];
+};
+__device__ __forceinline__ QuadParts load_parts(uint32_t group_scratch, int quad, int lane) {
+  QuadParts parts;
+#pragma unroll
+  for (int warp = 0; warp < 4; ++warp)
+    parts.x[warp] = ptx::load_shared_f4(group_scratch + warp * 4096 + quad * 512 + lane * 16);
+  return parts;
+}
+__device__ __forceinline__ float4 sum_parts(const QuadParts& parts) {
+  float4 s = parts.x[0];
 #pragma unroll
   for (int warp = 1; warp < 4; ++warp) {
-    const float4 x = ptx::load_shared_f4(group_scratch + warp * 4096 + quad * 512 + lane * 16);
+    const float4& x = parts.x[warp];
     s.x += x.x, s.y += x.y, s.z += x.z, s.w += x.w;
   }
   return s;
@@ -43,12 +54,11 @@ __device__ __forceinline__ float beta_of(uint32_t area, int token) {
 // the a tokens, (token a, column), and of the b tokens, both mirrored, (15 - token a, 15 - column); that of level 8
 // has (15 - token a, column).
 template <Diagonal kDiagonal>
-__device__ __forceinline__ void put_diagonal(const float4& sum, uint32_t area, uint32_t stage,
-                                             const ProducerLane& me) {
+__device__ __forceinline__ void put_diagonal(const float4& sum, float beta_a, float beta_b, uint32_t area,
+                                             uint32_t stage, const ProducerLane& me) {
   constexpr uint32_t kRow = GroupArea::kPitch * 4;
   const int first = 16 * (me.warp >> 1);
   const bool lower = (me.warp & 1) != 0;
-  const float beta_a = beta_of(area, first + me.token_a), beta_b = beta_of(area, first + me.token_b);
   const uint32_t system = system_at(area, first, first), scores = stage + Stage::kScores + first * 64;
   const uint32_t system_a = me.token_a * kRow + me.c * 4;
   const uint32_t system_b = lower ? 15 * (kRow + 4) - system_a : me.token_b * kRow + me.c * 4;
@@ -69,10 +79,13 @@ __device__ __forceinline__ void put_diagonal(const float4& sum, uint32_t area, u
 }
 
 // And one of block 1 x block 0: rows of the a tokens in warps 0 and 1, columns of the a tokens in even warps.
-__device__ __forceinline__ void put_cross(const float4& sum, uint32_t area, uint32_t stage, const ProducerLane& me) {
+__device__ __forceinline__ int cross_row(const ProducerLane& me) {
+  return 16 + (me.warp < 2 ? me.token_a : me.token_b);
+}
+__device__ __forceinline__ void put_cross(const float4& sum, float beta, uint32_t area, uint32_t stage,
+                                          const ProducerLane& me) {
   const bool mirrored = (me.warp & 1) != 0;
-  const int i = 16 + (me.warp < 2 ? me.token_a : me.token_b), j = mirrored ? 15 - me.c : me.c;
-  const float beta = beta_of(area, i);
+  const int i = cross_row(me), j = mirrored ? 15 - me.c : me.c;
   const uint32_t system = system_at(area, i, j), score = stage + Stage::kScores + score_offset(i, j);
   ptx::store_shared(system, sum.x * beta);
   ptx::store_shared(system + (mirrored ? -16 : 16), sum.y * beta);
@@ -80,14 +93,30 @@ __device__ __forceinline__ void put_cross(const float4& sum, uint32_t area, uint
   put_query_score(score ^ 8, sum.w);
 }
 
-// Sums the partial scores; each warp takes one diagonal quad and one off-diagonal quad.
+// What a warp needs to sum its share of the scores, one diagonal quad and one off-diagonal quad, and of the solve
+// what lies in places that the next item's first step writes: all asked for before any of it is used.
+struct ScoreParts {
+  QuadParts diagonal, cross;
+  float beta_a, beta_b, beta_cross;
+  float column_betas[2];  // of this lane's two columns of T, should its warp solve
+};
+__device__ __forceinline__ ScoreParts load_scores(uint32_t group_scratch, uint32_t area, const ProducerLane& me) {
+  ScoreParts parts;
+  parts.diagonal = load_parts(group_scratch, me.warp, me.lane);
+  const int first = 16 * (me.warp >> 1), column = 16 * (me.duty() & 1) + me.g;
+  parts.beta_a = beta_of(area, first + me.token_a), parts.beta_b = beta_of(area, first + me.token_b);
+  parts.cross = load_parts(group_scratch, 4 + me.warp, me.lane);
+  parts.beta_cross = beta_of(area, cross_row(me));
+  parts.column_betas[0] = beta_of(area, column), parts.column_betas[1] = beta_of(area, column + 8);
+  return parts;
+}
+
+// Sums the partial scores and puts them.
 template <Diagonal kDiagonal>
-__device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_scratch, uint32_t area, uint32_t stage,
-                                              const ProducerLane& me) {
-  const float4 sum = sum_quad(group_scratch, me.warp, me.lane);
-  const float4 cross_sum = sum_quad(group_scratch, 4 + me.warp, me.lane);
-  put_diagonal<kDiagonal>(sum, area, stage, me);
-  put_cross(cross_sum, area, stage, me);
+__device__ __forceinline__ void reduce_scores(const Params& p, const ScoreParts& parts, uint32_t area,
+                                              uint32_t stage, const ProducerLane& me) {
+  put_diagonal<kDiagonal>(sum_parts(parts.diagonal), parts.beta_a, parts.beta_b, area, stage, me);
+  put_cross(sum_parts(parts.cross), parts.beta_cross, area, stage, me);
   if (kDiagonal == Diagonal::kDyadic && me.warp == 0) {  // M's diagonal: no decay
     const int t = me.lane;
     const float scale = norm_factor(p, load_sum(area, kSumQ, t)) * norm_factor(p, load_sum(area, kSumK, t));
@@ -95,34 +124,47 @@ __device__ __forceinline__ void reduce_scores(const Params& p, uint32_t group_sc
   }
 }
 
-// The four 8x8 diagonal blocks; lane 8b + j owns column j of block b. To the warp's scratch by rows and by columns.
-__device__ __forceinline__ void invert_diagonal_blocks(uint32_t scratch, uint32_t area, int lane) {
-  const int block = lane >> 3, column = lane & 7;
-  const uint32_t system = system_at(area, 8 * block, 8 * block);
-  const uint32_t target = scratch + block * SolveArea::kBlockBytes;
-  float n[8][8], x[8];
+// The four 8x8 diagonal blocks: lane 8b + j owns column j of block b.
+struct DiagonalBlock {
+  float n[8][8];  // rows of N, below the diagonal
+};
+__device__ __forceinline__ DiagonalBlock load_diagonal_block(uint32_t area, int lane) {
+  const uint32_t system = system_at(area, lane & ~7, lane & ~7);
+  DiagonalBlock block;
 #pragma unroll
   for (int i = 1; i < 8; ++i) {
 #pragma unroll
     for (int r4 = 0; 4 * r4 < i; ++r4) {
       const float4 y = ptx::load_shared_f4(system + (i * GroupArea::kPitch + 4 * r4) * 4);
-      n[i][4 * r4] = y.x, n[i][4 * r4 + 1] = y.y, n[i][4 * r4 + 2] = y.z, n[i][4 * r4 + 3] = y.w;
+      float* n = block.n[i] + 4 * r4;
+      n[0] = y.x, n[1] = y.y, n[2] = y.z, n[3] = y.w;
     }
   }
+  return block;
+}
+// This lane's column of the block's inverse.
+__device__ __forceinline__ void invert_diagonal_block(float (&x)[8], const DiagonalBlock& block, int lane) {
+  const int column = lane & 7;
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] = i == column ? 1.0f : 0.0f;
 #pragma unroll
   for (int r = 0; r < 8; ++r) {       // row r, now final, is taken off all rows below it
     x[r] = r < column ? 0.0f : x[r];  // selected: a later token's NaN may stand there
 #pragma unroll
-    for (int i = r + 1; i < 8; ++i) x[i] = fmaf(-n[i][r], x[r], x[i]);
+    for (int i = r + 1; i < 8; ++i) x[i] = fmaf(-block.n[i][r], x[r], x[i]);
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    ptx::store_shared(target + SolveArea::kRows + i * SolveArea::kRowBytes + column * 4, x[i]);
-  const uint32_t mine = target + SolveArea::kColumns + column * SolveArea::kRowBytes;
+}
+// To the warp's scratch, by columns and by rows.
+__device__ __forceinline__ void put_columns(const float (&x)[8], uint32_t scratch, int lane) {
+  const uint32_t mine = scratch + SolveArea::kColumns + (lane >> 3) * SolveArea::kBlockBytes +
+                        (lane & 7) * SolveArea::kRowBytes;
   ptx::store_shared(mine, float4{x[0], x[1], x[2], x[3]});
   ptx::store_shared(mine + 16, float4{x[4], x[5], x[6], x[7]});
+}
+__device__ __forceinline__ void put_rows(const float (&x)[8], uint32_t scratch, int lane) {
+  const uint32_t mine = scratch + SolveArea::kRows + (lane >> 3) * SolveArea::kBlockBytes + (lane & 7) * 4;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) ptx::store_shared(mine + i * SolveArea::kRowBytes, x[i]);
 }
 
 constexpr float kLargest = 1e30f;  // for what must be finite
@@ -153,13 +195,25 @@ struct PairOperand {
   }
 };
 
-// sum += X B^T for the 8x8 block whose row g, columns 2c and 2c + 1, lie at `row`.
-__device__ __forceinline__ void multiply_block(ColumnPair& sum, const PairOperand& x, uint32_t row) {
-  const float2 b = ptx::load_shared_f2(row);
-  const Terms b0(b.x), b1(b.y);
-  ptx::mma_m16n8k8_tf32(sum.x, x.low[0], x.low[1], x.low[2], x.low[3], b0.high, b1.high);
-  ptx::mma_m16n8k8_tf32(sum.x, x.high[0], x.high[1], x.high[2], x.high[3], b0.low, b1.low);
-  ptx::mma_m16n8k8_tf32(sum.x, x.high[0], x.high[1], x.high[2], x.high[3], b0.high, b1.high);
+// B of a product, from this lane's row g, columns 2c and 2c + 1 of an 8x8 block.
+struct BlockOperand {
+  Terms first, second;
+  __device__ explicit BlockOperand(const float2& row) : first(row.x), second(row.y) {}
+};
+// sums[i] += x[i] B[i]^T, side by side: each product waits for the one before of its sum.
+template <int kCount>
+__device__ __forceinline__ void multiply_blocks(ColumnPair* const (&sums)[kCount],
+                                                const PairOperand* const (&x)[kCount],
+                                                const BlockOperand* const (&b)[kCount]) {
+  const auto multiply = [&](ColumnPair& sum, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    ptx::mma_m16n8k8_tf32(sum.x, a[0], a[1], a[2], a[3], b0, b1);
+  };
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) multiply(*sums[i], x[i]->low, b[i]->first.high, b[i]->second.high);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) multiply(*sums[i], x[i]->high, b[i]->first.low, b[i]->second.low);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) multiply(*sums[i], x[i]->high, b[i]->first.high, b[i]->second.high);
 }
 
 // Where a warp finds block columns J and J + 1, for blocks b = J + 0, 1, ...: this lane's row of N_bJ, of T_bb and of
@@ -167,7 +221,8 @@ __device__ __forceinline__ void multiply_block(ColumnPair& sum, const PairOperan
 struct PairPlace {
   uint32_t system, rows, columns, target;
   float beta[2];  // of its columns of T
-  __device__ PairPlace(uint32_t scratch, uint32_t area, uint32_t stage, int first, const ProducerLane& me) {
+  __device__ PairPlace(uint32_t scratch, uint32_t area, uint32_t stage, int first, const float (&betas)[2],
+                       const ProducerLane& me) {
     system = system_at(area, 8 * first + me.g, 8 * first) + 8 * me.c;
     const uint32_t block = scratch + first * SolveArea::kBlockBytes + me.g * SolveArea::kRowBytes + 8 * me.c;
     rows = block + SolveArea::kRows, columns = block + SolveArea::kColumns;
@@ -176,9 +231,21 @@ struct PairPlace {
     target = stage + Stage::kSolve + first * 1024 + swizzle_128(row, (first + (matrix >> 1)) | (matrix & 1) << 2);
     // Finite, with NaN made large: a zero above the diagonal stays one, and its own row is the slow path's (N-7).
 #pragma unroll
-    for (int i = 0; i < 2; ++i) beta[i] = fmaxf(fminf(beta_of(area, 8 * (first + i) + me.g), kLargest), -kLargest);
+    for (int i = 0; i < 2; ++i) beta[i] = fmaxf(fminf(betas[i], kLargest), -kLargest);
   }
-  static constexpr uint32_t kDown = 8 * GroupArea::kPitch * 4;  // to the next block row of N
+  // This lane's share of N_bm and of T_bb, b = J + kBelow, m = J + kColumn.
+  template <int kBelow, int kColumn>
+  __device__ float2 load_system() const {
+    return ptx::load_shared_f2(system + kBelow * 8 * GroupArea::kPitch * 4 + kColumn * 32);
+  }
+  template <int kBelow>
+  __device__ float2 load_row() const {
+    return ptx::load_shared_f2(rows + kBelow * SolveArea::kBlockBytes);
+  }
+  template <int kBelow>
+  __device__ float2 load_column() const {
+    return ptx::load_shared_f2(columns + kBelow * SolveArea::kBlockBytes);
+  }
 };
 
 // Block row J + kBelow of both columns of T' to the stage. Above the diagonal X is zero.
@@ -204,48 +271,68 @@ __device__ __forceinline__ PairOperand negated(const ColumnPair& sum) {
   return PairOperand(finite);
 }
 
-// Block columns J = `first` and J + 1 of T' to the stage, J 0 or 2, by a warp each. Of the lower left quarter,
+// Block columns J = 0 and 1 (Duty::kSolves) or 2 and 3 (kSolvesLast) of T' to the stage, by a warp each. Of the lower
+// left quarter,
 //   [T_2J; T_3J] = -[T_22 0; T_32 T_33] [Y_2; Y_3],  Y_b = sum_{m < 2} N_bm T_mJ,
-// the first warp makes all once the second has left T_32 where the norms' sums were.
-__device__ __forceinline__ void solve_block_columns(uint32_t scratch, uint32_t area, uint32_t stage, int first,
-                                                    const ProducerLane& me) {
-  constexpr uint32_t kBlock = SolveArea::kBlockBytes;
+// the first warp makes all once the second has left T_32 in its scratch. Loads go ahead of the products, and stores
+// wait until later products are under way: this chain is what a group's other warps wait for. Answers whether all
+// of T' is there.
+__device__ __forceinline__ bool solve_block_columns(const float (&betas)[2], uint32_t scratch, uint32_t area,
+                                                    uint32_t stage, const ProducerLane& me) {
   constexpr uint32_t kPairBarrier = 8;
-  invert_diagonal_blocks(scratch, area, me.lane);
+  const bool is_first = me.duty() == kSolves;
+  const PairPlace at(scratch, area, stage, is_first ? 0 : 2, betas, me);
+  const DiagonalBlock block = load_diagonal_block(area, me.lane);
+  const float2 n10 = at.load_system<1, 0>();
+  float2 n20 = {}, n30 = {}, n21 = {}, n31 = {};
+  if (is_first) {
+    n20 = at.load_system<2, 0>(), n30 = at.load_system<3, 0>();
+    n21 = at.load_system<2, 1>(), n31 = at.load_system<3, 1>();
+  }
+  float column[8];
+  invert_diagonal_block(column, block, me.lane);
+  put_columns(column, scratch, me.lane);
   __syncwarp();
-  const PairPlace at(scratch, area, stage, first, me);
-  ColumnPair pair;
-  const float2 diagonal = ptx::load_shared_f2(at.columns);
+  const float2 diagonal = at.load_column<0>(), second = at.load_column<1>();
+  put_rows(column, scratch, me.lane);
+  __syncwarp();
+  const BlockOperand t11(at.load_row<1>());
+  ColumnPair pair, sum, sum2, sum3, next;
   pair.x[0] = diagonal.x, pair.x[1] = diagonal.y;
-  store_pair<0>(pair, at);
   const PairOperand x0(pair);
-  ColumnPair sum, next;
-  multiply_block(sum, x0, at.system + PairPlace::kDown);
-  multiply_block(next, negated(sum), at.rows + kBlock);
-  const float2 second = ptx::load_shared_f2(at.columns + kBlock);  // the second column starts here
-  next.x[2] = second.x, next.x[3] = second.y;
-  store_pair<1>(next, at);
-  const uint32_t quarter = area + GroupArea::kSums;  // T_32 by rows
-  ColumnPair pair3, sum2;
-  if (first != 0) {
-    const uint32_t target = quarter + 2 * me.c * SolveArea::kRowBytes + me.g * 4;
+  {
+    const BlockOperand b1(n10), b2(n20), b3(n30);
+    multiply_blocks<3>({&sum, &sum2, &sum3}, {&x0, &x0, &x0}, {&b1, &b2, &b3});
+  }
+  const PairOperand y1 = negated(sum);
+  multiply_blocks<1>({&next}, {&y1}, {&t11});
+  store_pair<0>(pair, at);
+  next.x[2] = second.x, next.x[3] = second.y;  // the second column starts here
+  if (!is_first) {
+    const uint32_t target = scratch - 4096 + SolveArea::kLast + 2 * me.c * SolveArea::kRowBytes + me.g * 4;
     ptx::store_shared(target, next.x[0]);
     ptx::store_shared(target + SolveArea::kRowBytes, next.x[1]);
-  } else {
-    const PairOperand x1(next);
-    ColumnPair sum3, pair2;
-    multiply_block(sum2, x0, at.system + 2 * PairPlace::kDown);
-    multiply_block(sum3, x0, at.system + 3 * PairPlace::kDown);
-    multiply_block(sum2, x1, at.system + 2 * PairPlace::kDown + 32);
-    multiply_block(sum3, x1, at.system + 3 * PairPlace::kDown + 32);
-    multiply_block(pair2, negated(sum2), at.rows + 2 * kBlock);
-    multiply_block(pair3, negated(sum3), at.rows + 3 * kBlock);
-    store_pair<2>(pair2, at);
+    store_pair<1>(next, at);
+    ptx::named_barrier_arrive(kPairBarrier + me.group, 64);
+    return false;
   }
+  const BlockOperand t22(at.load_row<2>()), t33(at.load_row<3>());
+  const PairOperand x1(next);
+  {
+    const BlockOperand b2(n21), b3(n31);
+    multiply_blocks<2>({&sum2, &sum3}, {&x1, &x1}, {&b2, &b3});
+  }
+  store_pair<1>(next, at);
+  const PairOperand y2 = negated(sum2), y3 = negated(sum3);
+  ColumnPair pair2, pair3, rest3;
   ptx::named_barrier(kPairBarrier + me.group, 64);
-  if (first != 0) return;
-  multiply_block(pair3, negated(sum2), quarter + me.g * SolveArea::kRowBytes + 8 * me.c);
+  const BlockOperand t32(ptx::load_shared_f2(scratch + SolveArea::kLast + me.g * SolveArea::kRowBytes + 8 * me.c));
+  multiply_blocks<3>({&pair2, &pair3, &rest3}, {&y2, &y3, &y2}, {&t22, &t33, &t32});
+  store_pair<2>(pair2, at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pair3.x[i] += rest3.x[i];
   store_pair<3>(pair3, at);
+  return true;
 }
 
 }  // namespace kda::cuda::prefill_fused

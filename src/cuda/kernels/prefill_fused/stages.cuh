@@ -30,7 +30,7 @@ constexpr int kPrepareGroups = C::kDiagonal == Diagonal::kAnchored ? 4 : 3;
 template <class C>
 constexpr int kPrepareThreads = 128 * kPrepareGroups<C>;
 template <class C>
-constexpr int kPrepareUnroll = C::kDiagonal == Diagonal::kAnchored ? 2 : 4;
+constexpr int kPrepareUnroll = 4;
 // An item's rows wait in shared memory for their turn, an item ahead, where there is room: with four groups and bf16
 // gates. Otherwise its first gates are held in registers.
 template <class C>
@@ -143,6 +143,20 @@ __device__ __forceinline__ void open_next_unit(const Params& p, const At& at, Un
   open_unit<C>(p, at, unit, place_before, step);
 }
 
+template <class C, class At, class Ahead>
+__device__ __forceinline__ void load_next(const Params& p, const Unit& unit, const At& at, Ahead&& ahead) {
+  const int item = static_cast<int>(unit.item);
+  load_ahead<C>(p, item, item_count(at.area, item), at, ahead);
+}
+// Asks the L2 for what the group's next item of the same sequence and head takes: each warp for half of q or k.
+template <class At>
+__device__ __forceinline__ void prefetch_next(const At& at, int item) {
+  const int next = item + static_cast<int>(ptx::load_shared_u2(at.unit + UnitArea::kStep).x);
+  prefetch_rows<128>(at.area, next, at.me.warp >> 1, 128 * (at.me.warp & 1), at.me);
+  if (at.me.warp == 0 && at.me.lane < item_count(at.area, next))
+    ptx::prefetch_to_l2(beta_address(at.area, next, at.me.lane));
+}
+
 // One thread: the stage of the item before is in memory.
 __device__ __forceinline__ void call_ready(const Params& p, uint32_t unit) {
   ptx::bulk_store_wait<0>();
@@ -174,19 +188,22 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
     }
     __syncthreads();
     open_unit<C>(p, at, unit, Unit::kNoPlace, step);
-    if (unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, rows_ahead(at, held));
+    if (unit.exists()) load_next<C>(p, unit, at, rows_ahead(at, held));
     wait_for_rows(held);
     at.meet();
   }
   while (true) {
     RawRows raw;
+    ItemTotals totals;
     {
       const At at(thread);
       Unit unit = at.open();
       if (!unit.exists()) break;
       const uint32_t items = at.open_items();
-      prepare_rows<C, kPrepareUnroll<C>>(raw, p, static_cast<int>(unit.item), at, rows_ahead(at, held),
-                                         static_cast<int>(ptx::load_shared_u2(at.unit + UnitArea::kStep).x));
+      const int item = static_cast<int>(unit.item);
+      totals = prepare_rows<C, kPrepareUnroll<C>>(raw, p, item, item_count(at.area, item), at, rows_ahead(at, held),
+                                                  BetaWithRows{});
+      if constexpr (!kRowsWait<C>) prefetch_next(at, item);
       if (at.me.index() == 0) {
         if (p.wave > 0) call_ready(p, at.unit);
         else ptx::bulk_store_wait_read<0>();  // of what is here of the stage
@@ -194,14 +211,14 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
       }
       at.meet();
       open_next_unit<C>(p, at, unit, items);
-      if (kRowsWait<C> && unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, rows_ahead(at, held));
+      if (kRowsWait<C> && unit.exists()) load_next<C>(p, unit, at, rows_ahead(at, held));
     }
     {
       const At at(thread);
       PrepareSink<C> sink;
       if constexpr (kIsHeld) sink.stage = at.stage;
       else sink.stage = stage_in_memory(p, at.made_slot());
-      prepare_operands<C, kPrepareUnroll<C>>(raw, p, at, sink);
+      prepare_operands<C, kPrepareUnroll<C>>(raw, totals, p, at, sink, [] {});
       if constexpr (kIsHeld) ptx::fence_async_proxy();
       else ptx::fence_async_proxy_global();  // chains read by bulk copies
     }
@@ -213,11 +230,13 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
     }
     if constexpr (!kRowsWait<C>) {
       const Unit unit = at.open();
-      if (unit.exists()) load_ahead<C>(p, static_cast<int>(unit.item), at, held);
+      if (unit.exists()) load_next<C>(p, unit, at, held);
     }
-    reduce_scores<C::kDiagonal>(p, at.group_scratch, at.area, at.stage, at.me);
+    const ScoreParts scores = load_scores(at.group_scratch, at.area, at.me);
+    reduce_scores<C::kDiagonal>(p, scores, at.area, at.stage, at.me);
     at.meet();
-    solve_system(at);
+    if (at.me.duty() <= kSolvesLast)
+      solve_block_columns(scores.column_betas, at.scratch, at.area, at.stage, at.me);
     ptx::fence_async_proxy();
     wait_for_rows(held);
     at.meet();

@@ -40,6 +40,9 @@ inline void cluster_arrive_relaxed() {}
 inline void store_cluster(uint32_t address, float x) { store_shared(address, x); }
 inline void cluster_wait() { emulation::cluster_barrier(); }
 inline void named_barrier(uint32_t id, uint32_t threads) { emulation::named_barrier(id, static_cast<int>(threads)); }
+inline void named_barrier_arrive(uint32_t id, uint32_t threads) {
+  emulation::named_barrier_arrive(id, static_cast<int>(threads));
+}
 template <int kRegisters>
 void set_max_registers_up() {}
 template <int kRegisters>
