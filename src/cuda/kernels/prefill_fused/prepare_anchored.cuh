@@ -20,13 +20,12 @@ struct AnchoredRow {
 // Four channels of one token: tf32 operands, `edge` (block 0: column of the off-diagonal block), stage operands.
 // `before` is 2^B0, `after` brings columns to the chunk's end.
 __device__ __forceinline__ TokenOperands anchored_token(AnchoredRow& rows, uint32_t (&edge)[4], uint2 raw_q,
-                                                        uint2 raw_k, float q_norm, float k_norm, uint32_t prefix_row,
-                                                        const float (&before)[4], const float (&after)[4],
-                                                        int block) {
-  float q[4], k[4], prefix[4];
+                                                        uint2 raw_k, float q_norm, float k_norm,
+                                                        const float (&prefix)[4], const float (&before)[4],
+                                                        const float (&after)[4], int block) {
+  float q[4], k[4];
   unpack_scaled(q, raw_q.x, raw_q.y, q_norm);
   unpack_scaled(k, raw_k.x, raw_k.y, k_norm);
-  load_prefix4(prefix, prefix_row);
   float key[4], query[4], update[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -61,20 +60,25 @@ struct AnchoredScores {
   Quad top, aa, bb, cross[4];
 };
 
-// Columns of the off-diagonal block, a queue of two k-steps: block 0 fills it, block 1 empties it.
+// Columns of the off-diagonal block. Block 0 makes `last`, block 1 takes `first`; between the k-steps of either the
+// last become the first.
 struct AnchoredEdges {
-  uint32_t a[2][4] = {}, b[2][4] = {};
+  uint32_t first_a[4] = {}, first_b[4] = {}, last_a[4] = {}, last_b[4] = {};
+  __device__ void to_second_step() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) first_a[i] = last_a[i], first_b[i] = last_b[i];
+  }
 };
 
-// Where a lane reads and writes; block 1 lies 2048 bytes on.
+// Where a lane reads and writes.
 struct AnchoredPlace {
   uint32_t row_a, row_b, at_a, before, after;
   __device__ uint32_t at_b() const { return at_a ^ 0x7f0; }  // token b is 15 - token a: row and swizzle, all bits
-  // To k-step 1, or from there to k-step 0 of block 1. The swizzle decides which half of 32 bytes a k-step is.
-  __device__ void to_next(int step) {
-    const uint32_t rows = step == 0 ? 0 : 2048;
-    row_a = (row_a ^ 16) + rows, row_b = (row_b ^ 16) + rows, at_a += rows;
-    before ^= 16, after = (after ^ 16) + (step == 0 ? 0 : ChannelTotals::kAfter1 - ChannelTotals::kAfter);
+  // To a block's other k-step: the swizzle decides which half of 32 bytes of a prefix row that is.
+  __device__ void to_other_step() { row_a ^= 16, row_b ^= 16, before ^= 16, after ^= 16, at_a ^= 8; }
+  __device__ void to_next_block() {
+    row_a += 2048, row_b += 2048, at_a += 2048;
+    after += ChannelTotals::kAfter1 - ChannelTotals::kAfter;
   }
 };
 
@@ -83,38 +87,32 @@ template <class Sink>
 __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEdges& edges, const StepRows& raw,
                                               const Norms& norms, const AnchoredPlace& place, int block, int step,
                                               Sink& sink) {
-  float before[4], after[4];
+  float prefix_a[4], prefix_b[4], before[4], after[4];
+  load_prefix4(prefix_a, place.row_a);
+  load_prefix4(prefix_b, place.row_b);
   load_prefix4(before, place.before);
   load_prefix4(after, place.after);
   AnchoredRow a;
-  uint32_t edge_a[4] = {}, edge_b[4] = {};
   sink.template put<0>(place.at_a, step,
-                       anchored_token(a, edge_a, raw.x[0], raw.x[2], norms.qa, norms.ka, place.row_a, before, after,
-                                      block));
+                       anchored_token(a, edges.last_a, raw.x[0], raw.x[2], norms.qa, norms.ka, prefix_a, before, after, block));
   // All products of a's rows before b's are made: registers are short.
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     multiply_anchored(scores.aa, a, a.column, i);
     if (block == 0) continue;
-    multiply_anchored(scores.cross[0], a, edges.a[0], i);
-    multiply_anchored(scores.cross[1], a, edges.b[0], i);
+    multiply_anchored(scores.cross[0], a, edges.first_a, i);
+    multiply_anchored(scores.cross[1], a, edges.first_b, i);
   }
   AnchoredRow b;
   sink.template put<1>(place.at_b(), step,
-                       anchored_token(b, edge_b, raw.x[1], raw.x[3], norms.qb, norms.kb, place.row_b, before, after,
-                                      block));
+                       anchored_token(b, edges.last_b, raw.x[1], raw.x[3], norms.qb, norms.kb, prefix_b, before, after, block));
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     multiply_anchored(scores.top, b, a.column, i);
     multiply_anchored(scores.bb, b, b.column, i);
     if (block == 0) continue;
-    multiply_anchored(scores.cross[2], b, edges.a[0], i);
-    multiply_anchored(scores.cross[3], b, edges.b[0], i);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    edges.a[0][i] = edges.a[1][i], edges.b[0][i] = edges.b[1][i];
-    edges.a[1][i] = edge_a[i], edges.b[1][i] = edge_b[i];
+    multiply_anchored(scores.cross[2], b, edges.first_a, i);
+    multiply_anchored(scores.cross[3], b, edges.first_b, i);
   }
 }
 
@@ -153,8 +151,9 @@ __device__ __forceinline__ void build_anchored(const RawRows& raw, const Produce
   for (int it = 0; it < 4; ++it) {
     const int block = it >> 1, step = it & 1;
     anchored_step(scores, edges, rows, norms, place, block, step, sink);
-    place.to_next(step);
+    place.to_other_step();
     if (step == 0) {
+      edges.to_second_step();
       const StepRows first = step_rows(raw, 0, 1), second = step_rows(raw, 1, 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows.x[i] = block == 0 ? first.x[i] : second.x[i];
@@ -167,6 +166,7 @@ __device__ __forceinline__ void build_anchored(const RawRows& raw, const Produce
     if (it == 3) break;
     scores.top = scores.aa = scores.bb = Quad();
     rows = step_rows(raw, 1, 0);
+    place.to_next_block();
     view.to_next_block();
     norms = view.load();
   }

@@ -147,13 +147,13 @@ struct TokenOperands {
   Packed key, query, high, low;
 };
 
-// Where the operands of a stage go: to shared memory at once,
+// Where the operands of a stage go, a k-step's to byte `at` of each: to shared memory at once,
 struct SharedSink {
   uint32_t stage;
   template <int kSide>
-  __device__ void put(uint32_t at, int step, const TokenOperands& x) {
+  __device__ void put(uint32_t at, int, const TokenOperands& x) {
     const auto store = [&](uint32_t part, const Packed& y) {
-      ptx::store_shared(stage + part + at + step * 8, uint2{y.lo, y.hi});
+      ptx::store_shared(stage + part + at, uint2{y.lo, y.hi});
     };
     store(Stage::kKeys, x.key);
     store(Stage::kQueries, x.query);
@@ -171,7 +171,7 @@ struct PairedSink {
     held[kSide] = x;
     if (step == 0) return;
     const auto store = [&](uint32_t part, const Packed& y, const Packed& z) {
-      *reinterpret_cast<uint4*>(stage + part + at) = uint4{y.lo, y.hi, z.lo, z.hi};
+      *reinterpret_cast<uint4*>(stage + part + (at ^ 8)) = uint4{y.lo, y.hi, z.lo, z.hi};
     };
     store(Stage::kKeys, first.key, x.key);
     store(Stage::kQueries, first.query, x.query);
@@ -285,8 +285,8 @@ __device__ __forceinline__ void dyadic_step(Quad& top, Levels& levels, Quad (&cr
   load_prefix4(own, view.fixed<15>());
   load_prefix4(other, other_total);
   Edge a, b;
-  sink.template put<0>(at_a, step, chunk_operands(a, s.qa, s.ka, s.pa, own, other, block));
-  sink.template put<1>(at_b, step, chunk_operands(b, s.qb, s.kb, s.pb, own, other, block));
+  sink.template put<0>(at_a + step * 8, step, chunk_operands(a, s.qa, s.ka, s.pa, own, other, block));
+  sink.template put<1>(at_b + step * 8, step, chunk_operands(b, s.qb, s.kb, s.pb, own, other, block));
   if (block == 1) {
     multiply_rows(cross[0], a.k, a.q, columns.a[0]);
     multiply_rows(cross[1], a.k, a.q, columns.b[0]);

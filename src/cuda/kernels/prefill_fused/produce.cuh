@@ -150,7 +150,8 @@ __device__ __forceinline__ ItemTotals prepare_rows(RawRows& raw, const Params& p
   const float total0 = load_prefix(at.scratch, 15, me.lane), total1 = load_prefix(at.scratch, 31, me.lane);
   pad_tokens(raw.q, 0, count, 0, me);
   pad_tokens(raw.k, 0, count, 0, me);
-  write_sums<C::kDiagonal == Diagonal::kAnchored ? 2 : 3, kUnroll>(raw, me, at.area);
+  constexpr bool kAnchored = C::kDiagonal == Diagonal::kAnchored;
+  write_sums<kAnchored ? 2 : 3, kAnchored ? 2 : kUnroll>(raw, me, at.area);
   ItemTotals totals = {ptx::exp2_approx(total0), ptx::exp2_approx(total1), exp2_exact(total0 + total1), 0};
   if (me.duty() == kHasBetas) {
     const float value = me.lane < count ? beta_value(p, raw_beta(p, beta)) : 0.0f;
@@ -186,21 +187,13 @@ __device__ __forceinline__ void prepare_operands(const RawRows& raw, const ItemT
 }
 
 template <class C>
-__device__ __forceinline__ void load_ahead(const Params&, int index, int count, const Place& at,
+__device__ __forceinline__ void load_ahead(int index, int count, const Place& at,
                                            RawGates<typename C::GateT>& ahead) {
   load_gates<C::kGate>(ahead, at.area, index, 0, count, at.me);
 }
 
 template <class C>
-__device__ __forceinline__ void load_ahead(const Params& p, int index, const Place& at,
-                                           RawGates<typename C::GateT>& ahead) {
-  const int count = item_count(at.area, index);
-  load_gates<C::kGate>(ahead, at.area, index, 0, count, at.me);
-}
-
-template <class C>
-__device__ __forceinline__ void load_ahead(const Params&, int index, int count, const Place& at,
-                                           const RowsAhead& ahead) {
+__device__ __forceinline__ void load_ahead(int index, int count, const Place& at, const RowsAhead& ahead) {
   copy_rows_ahead(at.area, index, count, ahead, at.me);
 }
 
@@ -252,7 +245,7 @@ __device__ __forceinline__ void produce(const Params& p) {
     position = open_work<C>({static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
     if (position.items != 0) {
       count = item_count(at.area, position.index);
-      load_ahead<C>(p, position.index, count, at, ahead);
+      load_ahead<C>(position.index, count, at, ahead);
       if (at.me.duty() == kHasBetas) load_beta(at);
     }
     keep_position(position, parity, at);
@@ -283,10 +276,10 @@ __device__ __forceinline__ void produce(const Params& p) {
     if (position.index >= position.items) position = open_work<C>(position, at.area, at.me.index(), at.me.group);
     keep_position(position, parity, at);
     const ScoreParts scores = load_scores(at.group_scratch, at.area, at.me);
-    if (position.items != 0) {
-      count = item_count(at.area, position.index);
-      load_ahead<C>(p, position.index, count, at, ahead);
-    }
+    // Behind the last item, for nothing, the first of the work that was open: a branch here would keep the loads of
+    // scores back.
+    count = item_count(at.area, position.index);
+    load_ahead<C>(position.index, count, at, ahead);
     reduce_scores<C::kDiagonal>(p, scores, at.area, at.stage, at.me);
     ptx::named_barrier(1 + at.me.group, 128);
     // From here to the next group barrier each warp goes its own way.

@@ -144,9 +144,9 @@ __device__ __forceinline__ void open_next_unit(const Params& p, const At& at, Un
 }
 
 template <class C, class At, class Ahead>
-__device__ __forceinline__ void load_next(const Params& p, const Unit& unit, const At& at, Ahead&& ahead) {
+__device__ __forceinline__ void load_next(const Unit& unit, const At& at, Ahead&& ahead) {
   const int item = static_cast<int>(unit.item);
-  load_ahead<C>(p, item, item_count(at.area, item), at, ahead);
+  load_ahead<C>(item, item_count(at.area, item), at, ahead);
 }
 // Asks the L2 for what the group's next item of the same sequence and head takes: each warp for half of q or k.
 template <class At>
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
     }
     __syncthreads();
     open_unit<C>(p, at, unit, Unit::kNoPlace, step);
-    if (unit.exists()) load_next<C>(p, unit, at, rows_ahead(at, held));
+    if (unit.exists()) load_next<C>(unit, at, rows_ahead(at, held));
     wait_for_rows(held);
     at.meet();
   }
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
       }
       at.meet();
       open_next_unit<C>(p, at, unit, items);
-      if (kRowsWait<C> && unit.exists()) load_next<C>(p, unit, at, rows_ahead(at, held));
+      if (kRowsWait<C> && unit.exists()) load_next<C>(unit, at, rows_ahead(at, held));
     }
     {
       const At at(thread);
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
     }
     if constexpr (!kRowsWait<C>) {
       const Unit unit = at.open();
-      if (unit.exists()) load_next<C>(p, unit, at, held);
+      if (unit.exists()) load_next<C>(unit, at, held);
     }
     const ScoreParts scores = load_scores(at.group_scratch, at.area, at.me);
     reduce_scores<C::kDiagonal>(p, scores, at.area, at.stage, at.me);
