@@ -5,8 +5,7 @@
 // work. The last warpgroup is the helpers': warps 0-2 move values and outputs for the consumers, warp 3 loads stages.
 // Waits: consumers on full[stage] and on values[tile]; the loader on empty[stage] (the consumer warps of all CTAs of
 // the work, in each CTA); the movers on outputs[tile]. Nobody waits for another work. The grid may start before the
-// one before it ends (programmatic dependent launch): tables and initial states are then read meanwhile. Registers:
-// one group takes what there is, 255 a thread; two share by setmaxnreg.
+// one before it ends (programmatic dependent launch): tables and initial states are then read meanwhile.
 #pragma once
 
 #include "cuda/kernels/prefill_fused/chain_item.cuh"
@@ -19,9 +18,15 @@ constexpr int kMovers = 3;
 template <int kGroups>
 constexpr int kChainThreads = kGroups* kConsumerThreads + 128;
 template <int kGroups>
-constexpr int kChainCtas = kGroups == 1 ? 2 : 1;            // of a work
-constexpr int kPairRegisters = 208, kHelperRegisters = 88;  // with two groups, of the launch's 168 each
-static_assert(256 * kPairRegisters + 128 * kHelperRegisters <= 384 * 168);
+constexpr int kChainCtas = kGroups == 1 ? 2 : 1;  // of a work
+// Registers of a thread: launched with 168 (the bounds are two groups' for both), redistributed by role. One group could
+// be launched with what it needs, but ptxas takes control to be uniform only behind a setmaxnreg: without one every lane
+// computes addresses, and shuffles make them uniform again.
+template <int kGroups>
+constexpr int kChainRegisters = kGroups == 1 ? 248 : 208;
+constexpr int kHelperRegisters = 88;
+static_assert(128 * (kChainRegisters<1> + kHelperRegisters) <= kChainThreads<1> * 168);
+static_assert(256 * kChainRegisters<2> + 128 * kHelperRegisters <= kChainThreads<2> * 168);
 
 // Filled by the loaders of all CTAs of the work, so that each waits for all their consumers.
 template <int kGroups>
@@ -54,7 +59,8 @@ struct TileRing {
 template <int kGroups, bool kMakesOutputs>
 struct ServedTraffic {
   static constexpr bool kOutputs = kMakesOutputs;
-  static constexpr bool kEarlyDecay = true;
+  static constexpr bool kAhead = true;
+  static constexpr bool kPairs = kGroups == 1;  // with two groups it gains nothing
   TileRing<kGroups> ring;
   uint32_t first = 0;  // number of the work's first item
   int items = 0, tail = 0;
@@ -73,20 +79,27 @@ struct ServedTraffic {
     __syncwarp();  // every lane's part of the tile before the one arrival
     if (me.lane == 0) ptx::mbarrier_arrive(ring.outputs(number));
   }
-  __device__ void next(ChainItem& item, int index, const ConsumerLane& me) {
-    if (index + 1 >= items) return;
+  __device__ bool test(int index) const {
     const uint32_t number = first + index + 1;
-    ptx::mbarrier_wait(ring.values(number), ring.parity(number));
-    load_values(item, ring.tile(number), (index + 1) % kScaleItems == 0, me);
+    return ptx::mbarrier_test(ring.values(number), ring.parity(number));
+  }
+  __device__ bool next(ChainItem& item, int index, bool are_there, const ConsumerLane& me) {
+    if (index + 1 >= items) return false;
+    const uint32_t number = first + index + 1;
+    if (!are_there) ptx::mbarrier_wait(ring.values(number), ring.parity(number));
+    load_values(item, ring.tile(number), me);
+    return true;
   }
   __device__ void close(const Params&, const Work&, int, const ConsumerLane&) {}
 };
 
-// A mover warp: for every third consumer warp, values four items ahead, and outputs as they come. `first_row`: of the
-// CTA.
+// A mover warp: values four items ahead, and outputs as they come. The consumer warps' tiles, item after item, go to
+// the movers in turn, so that none has more than the others: a chain is not faster than its slowest mover.
+// `first_row`: of the CTA.
 template <int kGroups>
 __device__ __forceinline__ void move_rows(const Params& p, uint32_t shared, int first_row, int mover, int lane) {
   constexpr int kWarps = 4 * kGroups;
+  constexpr uint32_t kTurn = kMovers - kWarps % kMovers;
   uint32_t first = 0;  // number of the work's first item
   for (int64_t w = first_work(p, kChainCtas<kGroups>); w < work_count(p); w = next_work(p, w, kChainCtas<kGroups>)) {
     const Work work = load_work(p, w);
@@ -96,11 +109,12 @@ __device__ __forceinline__ void move_rows(const Params& p, uint32_t shared, int 
     for (int index = -4; index < cursor.items; ++index) {
       const int ahead = index + 4;
       const int valid = cursor.is_map ? 0 : item_rows(ahead, cursor.items, cursor.tail);
+      // By the item's number since the start: who stores a tile's outputs is who fills it anew, in the next work too.
+      const uint32_t number = first + index;
 #pragma unroll 1
-      for (int warp = mover; warp < kWarps; warp += kMovers) {
+      for (int warp = (mover + number % kMovers * kTurn) % kMovers; warp < kWarps; warp += kMovers) {
         const TileRing<kGroups> ring(shared, warp);
         if (index >= 0) {
-          const uint32_t number = first + index;
           ptx::mbarrier_wait(ring.outputs(number), ring.parity(number));
           const int count = min(static_cast<int>(ptx::load_shared_u32(ring.count(number))), cursor.most);
           if (count > 0)
@@ -109,9 +123,8 @@ __device__ __forceinline__ void move_rows(const Params& p, uint32_t shared, int 
           __syncwarp();
         }
         if (ahead < cursor.items) {
-          const uint32_t number = first + ahead;
-          copy_values(cursor.values + 32 * warp, cursor.value_step, valid, ring.tile(number), lane);
-          ptx::copy_async_arrive(ring.values(number));
+          copy_values(cursor.values + 32 * warp, cursor.value_step, valid, ring.tile(number + 4), lane);
+          ptx::copy_async_arrive(ring.values(number + 4));
         }
       }
       if (index >= 0) {
@@ -195,7 +208,7 @@ __device__ __forceinline__ void load_stages(const Params& p, uint32_t shared, ui
 }
 
 template <int kGroups, bool kOutputs>
-__global__ void __cluster_dims__(kChainCtas<kGroups>, 1, 1) __launch_bounds__(kChainThreads<kGroups>, 1)
+__global__ void __cluster_dims__(kChainCtas<kGroups>, 1, 1) __launch_bounds__(kChainThreads<2>, 1)
     chain_kernel(const __grid_constant__ Params p) {
   using Plan = ChainShared<kGroups>;
   const uint32_t shared = ptx::shared_address(s_memory);
@@ -219,10 +232,10 @@ __global__ void __cluster_dims__(kChainCtas<kGroups>, 1, 1) __launch_bounds__(kC
   // Stages are the loader's alone to wait for; segments also start from states that the merge made.
   if (p.pass == Pass::kSegments) ptx::wait_for_prerequisites();
   if (threadIdx.x < kGroups * kConsumerThreads) {
-    if constexpr (kGroups == 2) ptx::set_max_registers_up<kPairRegisters>();
+    ptx::set_max_registers_up<kChainRegisters<kGroups>>();
     consume<LoadedRing<kGroups>, ServedTraffic<kGroups, kOutputs>>(p, shared, rank);
   } else {
-    if constexpr (kGroups == 2) ptx::set_max_registers_down<kHelperRegisters>();
+    ptx::set_max_registers_down<kHelperRegisters>();
     const int helper = static_cast<int>(threadIdx.x >> 5) - 4 * kGroups, lane = static_cast<int>(threadIdx.x & 31);
     if (helper < kMovers) {
       move_rows<kGroups>(p, shared, static_cast<int>(rank) * kRowsPerCta, helper, lane);

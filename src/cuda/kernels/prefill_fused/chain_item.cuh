@@ -13,7 +13,7 @@ struct ChainItem {
   float peaks[2];  // of the state, this lane's columns
 };
 
-__device__ __forceinline__ void load_values(ChainItem& item, uint32_t tile, bool scales, const ConsumerLane& me) {
+__device__ __forceinline__ void load_values(ChainItem& item, uint32_t tile, const ConsumerLane& me) {
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     uint32_t quad[4];
@@ -21,7 +21,6 @@ __device__ __forceinline__ void load_values(ChainItem& item, uint32_t tile, bool
 #pragma unroll
     for (int i = 0; i < 4; ++i) item.values[4 * j + i] = quad[i];
   }
-  if (scales) item.exponent = value_exponent(item.values, me);
 }
 
 // R = V - S K~^T, scaled, as the A operand of the solve. Finite, so that tokens from the limit on, which are left out
@@ -75,14 +74,19 @@ __device__ __noinline__ inline int settle_wild(const Params& p, const Work& work
   return limit;
 }
 
-constexpr int kScaleItems = 2;  // items for which a scale is chosen: the grid of 64 tokens (H-10)
+// Scales are chosen for two items: the grid of 64 tokens (H-10). The first of them chooses, the second finds the
+// peaks for the next two. kAny: either, told by the index.
+enum class Turn { kFirst, kSecond, kAny };
+template <Turn kTurn>
+__device__ __forceinline__ bool is_first(int index) {
+  return kTurn == Turn::kAny ? index % 2 == 0 : kTurn == Turn::kFirst;
+}
 
-// Where the loop over items stands.
+// An item's stage.
 struct ChainPlace {
-  uint32_t stage;    // shared address of the item's stage
+  uint32_t stage;    // shared address
   uint32_t full;     // its barrier, and the phase to wait for
   uint32_t parity;
-  int index;
 };
 
 // A stage's shared address / 16, known to be the same in all lanes. Shared addresses carry the CTA's rank in their
@@ -92,13 +96,16 @@ __device__ __forceinline__ uint32_t uniform_stage16(uint32_t stage) {
 }
 
 // `traffic` moves values and outputs: begin and between are called while products run that do not need the warp,
-// publish when an item's outputs lie in their tile, next for the next item's values. kOutputs false: for a state
-// only. `row` is the warp's first value row.
-template <class Traffic>
+// publish when an item's outputs lie in their tile, next for the next item's values, if there is one (`are_there`: no
+// need to wait; test asks that early). kOutputs false: for a state only. kAhead: the stage is waited for behind the item
+// before, and decays are read among the first products: their addresses' registers are never written, for a product's
+// would wait until they are read. `row` is the warp's first value row.
+template <Turn kTurn, class Traffic>
 __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, ChainItem& item, const Params& p,
-                                         const Work& work, Traffic& traffic, const ChainPlace& at, int row,
-                                         const ConsumerLane& me) {
-  if (at.index % kScaleItems == 0) {
+                                         const Work& work, Traffic& traffic, int index, const ChainPlace& at,
+                                         const ChainPlace& next, int row, const ConsumerLane& me) {
+  const bool is_first_item = is_first<kTurn>(index);
+  if (is_first_item) {
     float change[2];
     choose_scales(rows, change, item.peaks, item.exponent);
     rescale_state(state, change);
@@ -108,21 +115,28 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
   for (int i = 0; i < 16; ++i) product[i] = out[i] = 0.0f;
   uint32_t packed[32];
   const uint32_t stage16 = uniform_stage16(at.stage);  // takes as long as what follows
-  pack_pairs(packed, state);
-  ptx::mbarrier_wait(at.full, at.parity);
-  StateDecay decay;
-  // Before the products: behind them, loads are issued between the first two, which then wait for an address.
-  if constexpr (Traffic::kEarlyDecay) load_decay(decay, at.stage, me);
-  ptx::wgmma_fence();
+  if constexpr (!Traffic::kAhead) ptx::mbarrier_wait(at.full, at.parity);
+  // Packed as they are needed, but where the state was multiplied just now: ptxas would wait at every fence.
+  constexpr int kAtOnce = kTurn == Turn::kSecond ? 4 : 8;
 #pragma unroll
-  for (int s = 0; s < 8; ++s) multiply_step<Stage::kKeys>(product, packed, stage16, s);
+  for (int s = 0; s < 8; ++s) {
+    if (s % kAtOnce == 0) {
+#pragma unroll
+      for (int i = s; i < s + kAtOnce; ++i) pack_step(packed, state, i);
+      ptx::wgmma_fence();
+    }
+    multiply_step<Stage::kKeys>(product, packed, stage16, s);
+  }
   ptx::wgmma_commit();
+  StateDecay decay;
+  if constexpr (Traffic::kAhead) load_decay(decay, at.stage, me);
   if constexpr (Traffic::kOutputs) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) multiply_step<Stage::kQueries>(out, packed, stage16, s);
   }
   ptx::wgmma_commit();
   const uint32_t is_wild = ptx::load_shared_u32(at.stage + Stage::kWild);
+  const bool values_are_there = traffic.test(index);  // the answer takes a while
   ptx::wgmma_wait<1>();
   ptx::pin_registers(product);
 
@@ -133,20 +147,27 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
   ptx::wgmma_fence();
   apply_inverse(product, rhs, stage16);
   ptx::wgmma_commit();
-  if constexpr (Traffic::kOutputs) {
+  const auto multiply_queries = [&] {
+    if constexpr (Traffic::kOutputs) {
 #pragma unroll
-    for (int s = 4; s < 8; ++s) multiply_step<Stage::kQueries>(out, packed, stage16, s);
-  }
-  ptx::wgmma_commit();
+      for (int s = 4; s < 8; ++s) multiply_step<Stage::kQueries>(out, packed, stage16, s);
+    }
+    ptx::wgmma_commit();
+  };
+  if constexpr (!Traffic::kAhead) multiply_queries();
   const bool is_calm = !__any_sync(0xffffffffu, largest_magnitude(rhs) >= kCalmBits || is_wild != 0);
   if (__builtin_expect(is_calm, 1)) {
-    if constexpr (!Traffic::kEarlyDecay) load_decay(decay, at.stage, me);
+    if constexpr (!Traffic::kAhead) load_decay(decay, at.stage, me);
     decay_state(state, decay);
+  }
+  if constexpr (Traffic::kAhead) {
+    ptx::wgmma_fence();
+    multiply_queries();
   }
   ptx::wgmma_wait<1>();
   ptx::pin_registers(product);
 
-  const int count = traffic.rows(at.index);
+  const int count = traffic.rows(index);
   const RowScales scales_of_item = rows;
   int limit = kChunk;  // first token that needs the slow path
   uint32_t u[8], u_out[8];
@@ -162,14 +183,14 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
 #pragma unroll
     for (int i = 0; i < 8; ++i) wild.rhs[i] = rhs[i], wild.u[i] = u[i];
     wild.rows = rows;
-    limit = settle_wild(p, work, at.index, count, &wild, at.stage, row);
+    limit = settle_wild(p, work, index, count, &wild, at.stage, row);
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] = wild.state[i];
 #pragma unroll
     for (int i = 0; i < 8; ++i) u_out[i] = wild.u[i], u[i] = wild.is_replaced ? 0 : wild.u[i];
     rows = wild.rows;
   }
-  traffic.begin(at.index, me);
+  traffic.begin(index, me);
   ptx::wgmma_fence();
   if constexpr (Traffic::kOutputs) add_scores(out, u_out, stage16);
   ptx::wgmma_commit();
@@ -177,19 +198,28 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
   ptx::wgmma_commit();
   update_half<32>(state, u, stage16);
   ptx::wgmma_commit();
-  traffic.between(p, work, at.index, row, me);
+  bool has_next = true, is_full = false;
+  if constexpr (Traffic::kAhead) {
+    is_full = ptx::mbarrier_test(next.full, next.parity);
+    has_next = traffic.next(item, index, values_are_there, me);
+  }
+  traffic.between(p, work, index, row, me);
   ptx::wgmma_wait<2>();
   ptx::pin_registers(out);
-  if constexpr (Traffic::kOutputs) stage_output(out, scales_of_item, p, traffic.tile(at.index), me);
-  traffic.publish(at.index, min(limit, count), me);
+  if constexpr (Traffic::kOutputs) stage_output(out, scales_of_item, p, traffic.tile(index), me);
+  traffic.publish(index, min(limit, count), me);
+  if (Traffic::kAhead && has_next && !is_full) ptx::mbarrier_wait(next.full, next.parity);
   ptx::wgmma_wait<1>();
   ptx::pin_part<0, 32>(state);
-  const bool scales_next = at.index % kScaleItems == kScaleItems - 1;
-  if (scales_next) half_peaks<0>(item.peaks, state);
-  traffic.next(item, at.index, me);
+  if (!is_first_item) {
+    half_peaks<0>(item.peaks, state);
+    if constexpr (Traffic::kAhead) ptx::pin_registers(item.peaks);  // not behind what follows
+  }
+  if constexpr (!Traffic::kAhead) traffic.next(item, index, false, me);
+  if (!is_first_item) item.exponent = value_exponent(item.values, me);
   ptx::wgmma_wait<0>();
   ptx::pin_part<32, 32>(state);
-  if (scales_next) {
+  if (!is_first_item) {
     float high[2];
     half_peaks<32>(high, state);
     item.peaks[0] = fmaxf(item.peaks[0], high[0]), item.peaks[1] = fmaxf(item.peaks[1], high[1]);
@@ -203,20 +233,39 @@ struct OpenWork {
 };
 static_assert(sizeof(OpenWork) <= kOpenWorkBytes);
 
+// Of the next stage in a ring.
+template <uint32_t kCount>
+struct StageCursor {
+  uint32_t slot = 0, parity = 0;
+  __device__ void advance() {
+    slot = slot + 1 == kCount ? 0 : slot + 1;
+    parity ^= slot == 0 ? 1 : 0;
+  }
+};
+template <>
+struct StageCursor<4> {
+  uint32_t number = 0, slot = 0, parity = 0;
+  __device__ void advance() {
+    ++number;
+    slot = number & 3, parity = (number >> 2) & 1;
+  }
+};
+
 // What differs between the kernels that run chains. Ring: the stages; Traffic: the rows.
 template <class Ring, class Traffic>
 __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32_t rank) {
   using Plan = typename Ring::Plan;
   // Where registers are short, ptxas may read the thread's index anew.
-  const ConsumerLane me(static_cast<int>(Traffic::kEarlyDecay ? hold(threadIdx.x) : renew(threadIdx.x)));
+  ConsumerLane me(static_cast<int>(Traffic::kAhead ? hold(threadIdx.x) : renew(threadIdx.x)));
+  // A lane's part of an address stays in its register, and the rest is uniform: see kAhead.
+  if constexpr (Traffic::kAhead) me.decays = hold(me.decays);
   const uint32_t shared = renew(window);
   const uint32_t first_row = rank * kRowsPerCta + 16 * me.warp;
   const uint32_t barriers = shared + Plan::kBarriers;
   OpenWork& open = *reinterpret_cast<OpenWork*>(s_memory + Plan::kOpenWorks + me.warp * kOpenWorkBytes);
   const int64_t works = work_count(p);
   int64_t w = first_work(p, Ring::kCtas);
-  uint32_t number = 0;            // of items so far
-  uint32_t slot = 0, parity = 0;  // of the next item's stage
+  StageCursor<Ring::kCount> ring;
   Traffic traffic(shared, me);
   float state[64];
   RowScales rows;
@@ -252,24 +301,33 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
       half_peaks<32>(high, state);
       item.peaks[0] = fmaxf(low[0], high[0]), item.peaks[1] = fmaxf(low[1], high[1]);
     }
-    traffic.next(item, -1, me);
+    const auto place = [&] {
+      return ChainPlace{shared + Plan::kStage + ring.slot * Stage::kStride, barriers + ring.slot * 8, ring.parity};
+    };
+    if (traffic.next(item, -1, false, me)) {
+      if constexpr (Traffic::kAhead) ptx::mbarrier_wait(place().full, place().parity);
+      item.exponent = value_exponent(item.values, me);
+    }
     const int items = next.items;
-    for (int index = 0; index < items; ++index) {
-      ChainPlace at;
-      at.stage = shared + Plan::kStage + slot * Stage::kStride;
-      at.full = barriers + slot * 8, at.parity = parity;
-      at.index = index;
-      run_item(state, rows, item, p, work, traffic, at, row, me);
+    int index = 0;
+    const auto run = [&]<Turn kTurn>() {
+      const ChainPlace at = place();
+      const uint32_t slot = ring.slot;
+      ring.advance();
+      run_item<kTurn>(state, rows, item, p, work, traffic, index, at, place(), row, me);
       __syncwarp();  // every lane's reads of the stage before the one arrival
-      Ring::release(barriers + (Ring::kCount + slot) * 8, slot, me.lane);
-      if constexpr (Ring::kCount == 4) {
-        ++number;
-        slot = number & 3, parity = (number >> 2) & 1;
+      Ring::release(at.full + Ring::kCount * 8, slot, me.lane);
+      ++index;
+    };
+    while (index < items) {
+      if constexpr (Traffic::kPairs) {
+        run.template operator()<Turn::kFirst>();
+        if (index == items) break;
+        run.template operator()<Turn::kSecond>();
       } else {
-        slot = slot + 1 == Ring::kCount ? 0 : slot + 1;
-        parity ^= slot == 0 ? 1 : 0;
+        run.template operator()<Turn::kAny>();
       }
-      if (Ring::kCheckpoints && __builtin_expect(index + 1 == due, 0)) {
+      if (Ring::kCheckpoints && __builtin_expect(index == due, 0)) {
 #pragma unroll 1
         for (int c = 0; c < p.checkpoints; ++c)
           if (is_checkpoint_due(p, work, c, due))

@@ -23,7 +23,8 @@ struct SharedRing {
 // A warp that moves its rows itself: values three items ahead, outputs an item late.
 struct OwnTraffic {
   static constexpr bool kOutputs = true;      // in runs for a state only they are made too, and not stored
-  static constexpr bool kEarlyDecay = false;  // registers are short, and it gains nothing here
+  static constexpr bool kAhead = false;       // registers are short
+  static constexpr bool kPairs = false;       // the loop would not fit the instruction cache
   uint32_t tiles;
   RowCursor cursor;
   StagedOutput last;
@@ -58,10 +59,12 @@ struct OwnTraffic {
     fetch(index + 3, me);
   }
   __device__ void publish(int, int count, const ConsumerLane&) { staged = min(count, cursor.most); }
-  __device__ void next(ChainItem& item, int index, const ConsumerLane& me) {
+  __device__ bool test(int) const { return false; }
+  __device__ bool next(ChainItem& item, int index, bool, const ConsumerLane& me) {
     ptx::copy_async_wait<2>();
     __syncwarp();
-    load_values(item, tile(index + 1), (index + 1) % kScaleItems == 0, me);
+    load_values(item, tile(index + 1), me);
+    return true;
   }
   __device__ void close(const Params& p, const Work& work, int row, const ConsumerLane& me) {
     if (cursor.items > 0) {

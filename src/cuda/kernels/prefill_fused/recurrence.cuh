@@ -13,7 +13,9 @@ namespace kda::cuda::prefill_fused {
 
 struct ConsumerLane {
   int warp, lane, g, c;
-  __device__ explicit ConsumerLane(int thread) : warp(thread >> 5), lane(thread & 31), g(lane >> 2), c(lane & 3) {}
+  uint32_t decays;  // where this lane's decays start in a stage's
+  __device__ explicit ConsumerLane(int thread)
+      : warp(thread >> 5), lane(thread & 31), g(lane >> 2), c(lane & 3), decays(4 * decay_place(2 * c)) {}
 };
 
 // Powers of two of this lane's rows g and g + 8: the accumulators hold row * scale.
@@ -84,6 +86,11 @@ __device__ __forceinline__ void choose_scales(RowScales& rows, float (&change)[2
 __device__ __forceinline__ void rescale_state(float (&state)[64], const float (&change)[2]) {
 #pragma unroll
   for (int i = 0; i < 64; ++i) state[i] *= change[(i >> 1) & 1];
+}
+// The A operand of a step of 16 columns.
+__device__ __forceinline__ void pack_step(uint32_t (&packed)[32], const float (&state)[64], int s) {
+#pragma unroll
+  for (int i = 4 * s; i < 4 * s + 4; ++i) packed[i] = ptx::pack_f16(state[2 * i], state[2 * i + 1]);
 }
 
 template <int kPairs>
@@ -176,7 +183,7 @@ struct StateDecay {
 __device__ __forceinline__ void load_decay(StateDecay& decay, uint32_t stage, const ConsumerLane& me) {
 #pragma unroll
   for (int n = 0; n < 16; n += 2) {
-    const float4 x = ptx::load_shared_f4(stage + Stage::kDecay + 4 * decay_place(8 * n + 2 * me.c));
+    const float4 x = ptx::load_shared_f4(stage + me.decays + Stage::kDecay + 4 * decay_place(8 * n));
     decay.x[n] = {x.x, x.y}, decay.x[n + 1] = {x.z, x.w};
   }
 }
@@ -189,5 +196,4 @@ __device__ __forceinline__ void decay_state(float (&state)[64], const StateDecay
     state[4 * n + 3] *= decay.x[n].y;
   }
 }
-
 }  // namespace kda::cuda::prefill_fused
