@@ -108,7 +108,7 @@ __device__ __forceinline__ void move_rows(const Params& p, uint32_t shared, int 
     // Items -4 .. -1 stand for the tiles being free at first.
     for (int index = -4; index < cursor.items; ++index) {
       const int ahead = index + 4;
-      const int valid = cursor.is_map ? 0 : item_rows(ahead, cursor.items, cursor.tail);
+      const int valid = cursor.values == nullptr ? 0 : item_rows(ahead, cursor.items, cursor.tail);
       // By the item's number since the start: who stores a tile's outputs is who fills it anew, in the next work too.
       const uint32_t number = first + index;
 #pragma unroll 1

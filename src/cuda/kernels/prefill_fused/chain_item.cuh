@@ -58,9 +58,8 @@ __device__ __noinline__ inline int settle_wild(const Params& p, const Work& work
   for (int i = 0; i < 8; ++i) x->u[i] = u[i];
   x->is_replaced = limit < count;
   if (limit < count) {
-    run_slow_path(p, work, item_of(work, index), work.has_output ? limit : kChunk, x->state, x->rows.inverse[0],
-                  x->rows.inverse[1], row, threadIdx.x);
-    x->rows = RowScales();
+    run_slow_path(p, work, item_of(work, index), work.has_output ? limit : kChunk, x->state, x->rows.inverse(0),
+                  x->rows.inverse(1), row, threadIdx.x);
   } else {
     float state[64];
 #pragma unroll
@@ -168,7 +167,6 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
   ptx::pin_registers(product);
 
   const int count = traffic.rows(index);
-  const RowScales scales_of_item = rows;
   int limit = kChunk;  // first token that needs the slow path
   uint32_t u[8], u_out[8];
   pack_pairs(u, product);
@@ -188,7 +186,6 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
     for (int i = 0; i < 64; ++i) state[i] = wild.state[i];
 #pragma unroll
     for (int i = 0; i < 8; ++i) u_out[i] = wild.u[i], u[i] = wild.is_replaced ? 0 : wild.u[i];
-    rows = wild.rows;
   }
   traffic.begin(index, me);
   ptx::wgmma_fence();
@@ -206,7 +203,8 @@ __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, Ch
   traffic.between(p, work, index, row, me);
   ptx::wgmma_wait<2>();
   ptx::pin_registers(out);
-  if constexpr (Traffic::kOutputs) stage_output(out, scales_of_item, p, traffic.tile(index), me);
+  if constexpr (Traffic::kOutputs) stage_output(out, rows, p, traffic.tile(index), me);
+  if (limit < count) rows = RowScales();  // what the slow path made
   traffic.publish(index, min(limit, count), me);
   if (Traffic::kAhead && has_next && !is_full) ptx::mbarrier_wait(next.full, next.parity);
   ptx::wgmma_wait<1>();
@@ -263,8 +261,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
   const uint32_t first_row = rank * kRowsPerCta + 16 * me.warp;
   const uint32_t barriers = shared + Plan::kBarriers;
   OpenWork& open = *reinterpret_cast<OpenWork*>(s_memory + Plan::kOpenWorks + me.warp * kOpenWorkBytes);
-  const int64_t works = work_count(p);
-  int64_t w = first_work(p, Ring::kCtas);
+  const int64_t works = work_count(p);  // below 2^31
+  auto w = static_cast<uint32_t>(first_work(p, Ring::kCtas));
   StageCursor<Ring::kCount> ring;
   Traffic traffic(shared, me);
   float state[64];
@@ -273,7 +271,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
   while (true) {
     const int row = static_cast<int>(renew(first_row));  // what is made from it is not kept across the items
     Work next;
-    for (; w < works; w = next_work(p, w, Ring::kCtas)) {
+    for (; w < works; w = static_cast<uint32_t>(next_work(p, w, Ring::kCtas))) {
       next = load_work(p, w);
       if (next.sequence >= 0 && next.is_active) break;
       if (next.sequence >= 0 && next.checkpoint < 0) clear_output(p, next, row, me);
@@ -285,7 +283,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
       __syncwarp();
       traffic.open(p, next, row, me);
       source = work_source(p, next);
-      w = next_work(p, w, Ring::kCtas);
+      w = static_cast<uint32_t>(next_work(p, w, Ring::kCtas));
     }
     exchange_state(state, rows, target, source, next.is_map, row, me);
     if (!is_open) return;

@@ -15,10 +15,10 @@ struct ItemCosts {
   double beside;       // the same where memory does not limit it
   int prepare_groups;  // that share an SM
 };
-constexpr ItemCosts kAnchored{1.78, 2.32, 2.04, 4}, kDyadic{2.24, 3.07, 2.84, 3};
-constexpr double kFusedStart = 5, kFusedWork = 4.3, kFusedFirst = 2.05;  // of a work, less where it has few items
+constexpr ItemCosts kAnchored{1.645, 2.32, 2.04, 4}, kDyadic{2.24, 3.07, 2.84, 3};
+constexpr double kFusedStart = 5, kFusedWork = 4.1, kFusedFirst = 1.75;  // of a work, less where it has few items
 constexpr double kStageStart = 4, kStageOrder = 1e-3;  // and the order of sequences, by their number's square
-constexpr double kLoneItem = 0.925;                    // a step of a chain on two SMs
+constexpr double kLoneItem = 0.82;                     // a step of a chain on two SMs
 constexpr double kChainWork = 2.6, kChainStart = 8;
 constexpr double kMergeStep = 3, kMergeStart = 4;
 // A step of a chain on one SM, and what it reads and writes of memory: its stage, values and outputs.
@@ -30,9 +30,9 @@ constexpr double kStateBytes = 131e3, kRate = 3.9e6;  // of a work; bytes a micr
 // Beside one another: from the start until the first chain is under way; what is read and written of memory for an
 // item.
 constexpr double kBesideStart = 16, kItemBytes = 80.5e3;
-constexpr double kBesideLoneItem = 0.98;  // a step of a chain on two SMs, there
-constexpr double kUneven = 2;             // the longest of several sequences, of their mean, where nobody knows
-constexpr double kGain = 0.97;            // of the fused, uncut form's time: what another must save
+constexpr double kBesideLoneItem = 0.885;  // a step of a chain on two SMs, there
+constexpr double kUneven = 2;              // the longest of several sequences, of their mean, where nobody knows
+constexpr double kGain = 0.97;             // of the fused, uncut form's time: what another must save
 
 const ItemCosts& costs_of(const CallFacts& call) { return call.diagonal == Diagonal::kDyadic ? kDyadic : kAnchored; }
 

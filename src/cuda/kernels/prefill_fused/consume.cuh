@@ -35,7 +35,7 @@ struct OwnTraffic {
   __device__ void fetch(int index, const ConsumerLane& me) {
     const int count = rows(index);
     if (count > 0) {
-      copy_values(cursor.values, cursor.value_step, cursor.is_map ? 0 : count, tile(index), me.lane);
+      copy_values(cursor.values, cursor.value_step, cursor.values == nullptr ? 0 : count, tile(index), me.lane);
       cursor.values += step_bytes(kChunk, cursor.value_step);
     }
     ptx::copy_async_commit();

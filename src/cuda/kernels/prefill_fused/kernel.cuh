@@ -16,12 +16,10 @@
 
 namespace kda::cuda::prefill_fused {
 
-// Registers of a thread by role: the dyadic form needs more in the producers. The CTA starts with 168 for each of its
-// 384 threads and never gets more: 128 consumers + 256 producers must stay within 64,512, or the kernel hangs.
-template <class C>
-constexpr int kConsumerRegisters = C::kDiagonal == Diagonal::kAnchored ? 200 : 184;
-template <class C>
-constexpr int kProducerRegisters = C::kDiagonal == Diagonal::kAnchored ? 152 : 160;
+// Registers of a thread by role. The CTA starts with 168 for each of its 384 threads and never gets more: 128
+// consumers + 256 producers must stay within 64,512, or the kernel hangs.
+constexpr int kConsumerRegisters = 200, kProducerRegisters = 152;
+static_assert(128 * kConsumerRegisters + 256 * kProducerRegisters <= kThreads * 168);
 
 template <class C>
 __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 1)
@@ -47,10 +45,10 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
   ptx::cluster_wait();
 
   if (warpgroup == 0) {
-    ptx::set_max_registers_up<kConsumerRegisters<C>>();
+    ptx::set_max_registers_up<kConsumerRegisters>();
     consume<SharedRing, OwnTraffic>(p, shared, rank);
   } else {
-    ptx::set_max_registers_down<kProducerRegisters<C>>();
+    ptx::set_max_registers_down<kProducerRegisters>();
     produce<C>(p);
   }
   // A CTA's shared memory must outlive its partner's copies and arrivals.

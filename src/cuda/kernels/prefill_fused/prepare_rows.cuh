@@ -5,6 +5,7 @@
 // of the two is a row and the other a column (H-5a).
 #pragma once
 
+#include "cuda/kernels/common/hold.cuh"
 #include "cuda/kernels/prefill_fused/gate.cuh"
 #include "cuda/kernels/prefill_fused/work.cuh"
 #include "cuda/ptx/cluster.h"
@@ -37,14 +38,11 @@ struct ProducerLane {
 enum Duty { kSolves = 0, kSolvesLast = 1, kHasBetas = 2, kSends = 3 };
 
 // Hides a value's origin: it stays in its register (reading the thread's index or the shared window anew costs tens
-// of cycles), and what is computed from it is not kept across the item loop.
+// of cycles), and what is computed from it is not kept across the item loop. Against ptxas: hold.
 __device__ __forceinline__ uint32_t renew(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-// The same against ptxas too, which would rather read thread and window again than keep a register: a shuffle that
-// leaves every lane its own. All lanes.
-__device__ __forceinline__ uint32_t hold(uint32_t x) { return __shfl_sync(0xffffffffu, x, threadIdx.x & 31); }
 // An item of a work: tokens [first, first + count) of its sequence.
 struct Item {
   int64_t first = 0;

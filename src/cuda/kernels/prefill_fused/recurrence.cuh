@@ -21,14 +21,13 @@ struct ConsumerLane {
 // Powers of two of this lane's rows g and g + 8: the accumulators hold row * scale.
 struct RowScales {
   float scale[2] = {1.0f, 1.0f};
-  float inverse[2] = {1.0f, 1.0f};
+  __device__ float inverse(int r) const { return __int_as_float((254 << 23) - __float_as_int(scale[r])); }
 };
 
-// Biased exponent of base -> scale 2^-floor(log2 base) and its inverse; 1 for 0 (or subnormal) and Inf, NaN.
-__device__ __forceinline__ void scale_of_exponent(int exponent, float& scale, float& inverse) {
+// Biased exponent of base -> scale 2^-floor(log2 base), normal as its inverse is; 1 for 0 (or subnormal), Inf, NaN.
+__device__ __forceinline__ float scale_of_exponent(int exponent) {
   const int e = exponent <= 0 || exponent >= 255 ? 127 : min(exponent, 253);
-  scale = __int_as_float((254 - e) << 23);
-  inverse = __int_as_float(e << 23);
+  return __int_as_float((254 - e) << 23);
 }
 
 __device__ __forceinline__ int exponent_of(float magnitude) { return (__float_as_int(magnitude) >> 23) & 255; }
@@ -71,15 +70,13 @@ __device__ __forceinline__ void choose_scales(RowScales& rows, float (&change)[2
   for (int r = 0; r < 2; ++r) {
     const int held = exponent_of(peaks[r]);
     // True exponent of the state: undo the scale it is held in.
-    int exponent = max(held + exponent_of(rows.inverse[r]) - 127, 1);
+    int exponent = max(held + exponent_of(rows.inverse(r)) - 127, 1);
     exponent = held == 255 ? 255 : (held != 0 ? exponent : 0);
     exponent = max(exponent, value_exponent);
-    float scale, inverse;
-    scale_of_exponent(exponent, scale, inverse);
+    const float scale = scale_of_exponent(exponent);
     // Finite even where a zero state meets opposite extremes; a state that is not zero never needs the bound.
-    change[r] = fminf(scale * rows.inverse[r], 0x1p127f);
+    change[r] = fminf(scale * rows.inverse(r), 0x1p127f);
     rows.scale[r] = scale;
-    rows.inverse[r] = inverse;
   }
 }
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ void store_state(const float (&state)[64], const RowS
   for (int i = 0; i < 32; ++i) {
     const int r = i & 1, n = i >> 1;
     store_state_pair(target, is_whole, target.offset + lane_in_matrix(row, me) + 8 * r * kDim + 8 * n,
-                     state[4 * n + 2 * r] * rows.inverse[r], state[4 * n + 2 * r + 1] * rows.inverse[r]);
+                     state[4 * n + 2 * r] * rows.inverse(r), state[4 * n + 2 * r + 1] * rows.inverse(r));
   }
 }
 
@@ -79,7 +79,7 @@ __device__ __forceinline__ void exchange_state(float (&state)[64], const RowScal
 #pragma unroll
         for (int n = 0; n < 16; ++n)
           *reinterpret_cast<float2*>(to + 8 * r * kDim + 8 * n) =
-              float2{state[4 * n + 2 * r] * rows.inverse[r], state[4 * n + 2 * r + 1] * rows.inverse[r]};
+              float2{state[4 * n + 2 * r] * rows.inverse(r), state[4 * n + 2 * r + 1] * rows.inverse(r)};
       }
       if (has_source) {
 #pragma unroll
@@ -112,12 +112,11 @@ __device__ __forceinline__ void exchange_state(float (&state)[64], const RowScal
 // What a warp keeps of a work's rows: this lane's next values to fetch and next outputs to store (token row lane / 2,
 // 16-byte half lane % 2), and how many rows the last item has.
 struct RowCursor {
-  const char* values;
+  const char* values;             // null: they are zero
   char* out[2];                   // of token rows lane / 2 and 16 more
   uint32_t value_step, out_step;  // bytes of a token row
   int items, tail;
-  int most;     // outputs of an item that may be stored: 0 in runs for a state only
-  bool is_map;  // values are zero
+  int most;  // outputs of an item that may be stored: 0 in runs for a state only
 };
 
 __device__ __forceinline__ int last_item_rows(const Work& work) {
@@ -131,15 +130,14 @@ __device__ __forceinline__ RowCursor row_cursor(const Params& p, const Work& wor
   RowCursor rows;
   const int64_t v = row_offset(p.v_rows, work, lane >> 1, work.head) + row + 8 * (lane & 1);
   const int64_t out = row_offset(p.out_rows, work, lane >> 1, work.head) + row + 8 * (lane & 1);
-  rows.values = static_cast<const char*>(p.v) + 2 * v;
-  rows.value_step = renew(2 * static_cast<uint32_t>(p.v_rows.token));
+  rows.values = work.is_map ? nullptr : static_cast<const char*>(p.v) + 2 * v;
+  rows.value_step = renew(work.is_map ? 0 : 2 * static_cast<uint32_t>(p.v_rows.token));
   rows.out_step = renew(2 * static_cast<uint32_t>(p.out_rows.token));
   rows.out[0] = static_cast<char*>(p.out) + 2 * out;
   rows.out[1] = rows.out[0] + step_bytes(16, rows.out_step);
   rows.items = work.items;
   rows.tail = last_item_rows(work);
   rows.most = work.has_output ? kChunk : 0;
-  rows.is_map = work.is_map;
   return rows;
 }
 
@@ -173,7 +171,7 @@ __device__ __noinline__ inline void store_listed_rows(const Params& p, const Wor
 __device__ __forceinline__ void stage_output(const float (&out)[16], const RowScales& scales, const Params& p,
                                              uint32_t tile, const ConsumerLane& me) {
   // A power of two times the scale: exact (the inverse is at most 2^126).
-  const float factor[2] = {scales.inverse[0] * p.scale, scales.inverse[1] * p.scale};
+  const float factor[2] = {scales.inverse(0) * p.scale, scales.inverse(1) * p.scale};
   uint32_t packed[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) packed[i] = ptx::pack_bf16(out[2 * i] * factor[i & 1], out[2 * i + 1] * factor[i & 1]);
