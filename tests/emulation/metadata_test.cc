@@ -28,22 +28,27 @@ void run_blocks(int64_t blocks, const Kernel& kernel) {
 void check_build(const kda_metadata_desc& desc, const StepInput& s, int64_t blocks) {
   const Plan there = metadata_plan(desc);
   ASSERT_TRUE(there.ok()) << there.message();
-  Tables tables(desc, s.offset), wanted(desc, s.offset);
+  Tables wanted(desc, s.offset);
   StepViews views(s);
   views.args.tables = wanted.views();
   ASSERT_EQ(run(there, views.args), KDA_OK) << kda_last_error();
-  views.args.tables = tables.views();
   auto normalized = desc;
   if (normalized.chunk == 0) normalized.chunk = KDA_PREFILL_GRID;
-  cuda::MetadataParams p = cuda::metadata_params(normalized, views.args, true);
-  cuda::share_rows(p, blocks);
-  run_blocks(blocks, [&] {
-    if (s.offset == KDA_INT64) cuda::build_metadata_kernel<int64_t>(p);
-    else cuda::build_metadata_kernel<int32_t>(p);
-  });
-  for (size_t i = 0; i < tables.entries.size(); ++i) {
-    EXPECT_TRUE(tables.entries[i].table.guards_intact()) << tables.entries[i].name;
-    EXPECT_TRUE(tables.entries[i].table.values() == wanted.entries[i].table.values()) << tables.entries[i].name;
+  // Inputs by vectors where they allow it; then as if they did not.
+  for (const bool may_have_vectors : {true, false}) {
+    Tables tables(desc, s.offset);
+    views.args.tables = tables.views();
+    cuda::MetadataParams p = cuda::metadata_params(normalized, views.args, true);
+    if (!may_have_vectors) p.vectors = 0;
+    cuda::share_rows(p, blocks);
+    run_blocks(blocks, [&] {
+      if (s.offset == KDA_INT64) cuda::build_metadata_kernel<int64_t>(p);
+      else cuda::build_metadata_kernel<int32_t>(p);
+    });
+    for (size_t i = 0; i < tables.entries.size(); ++i) {
+      EXPECT_TRUE(tables.entries[i].table.guards_intact()) << tables.entries[i].name;
+      EXPECT_TRUE(tables.entries[i].table.values() == wanted.entries[i].table.values()) << tables.entries[i].name;
+    }
   }
 }
 

@@ -353,6 +353,12 @@ void mbarrier_complete_bytes(uint32_t address, int bytes) {
   barrier.bytes -= bytes;
   barrier.settle();
 }
+bool mbarrier_test(uint32_t address, uint32_t parity) {
+  MemoryBarrier& barrier = cluster->memory_barriers.at(address);
+  if ((barrier.phase & 1) == parity) return false;
+  running().clock.learn(barrier.released);
+  return true;
+}
 void mbarrier_wait(uint32_t address, uint32_t parity) {
   MemoryBarrier& barrier = cluster->memory_barriers.at(address);
   while ((barrier.phase & 1) == parity) wait_for_change(barrier.phase);

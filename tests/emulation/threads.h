@@ -50,6 +50,7 @@ void mbarrier_init(uint32_t address, int arrivals);
 void mbarrier_arrive(uint32_t address);
 void mbarrier_expect_bytes(uint32_t address, int bytes);
 void mbarrier_complete_bytes(uint32_t address, int bytes);
+bool mbarrier_test(uint32_t address, uint32_t parity);
 void mbarrier_wait(uint32_t address, uint32_t parity);
 
 }  // namespace emulation

@@ -1,10 +1,10 @@
 // Classes (M-4, M-7), order (M-8), slots (M-9) and every table of M-10 in one launch, chunk tables included.
 //
-// Grid       a few blocks, each with a contiguous share of the rows and of every table's padding. Blocks exchange
+// Grid       up to 128 blocks, each with a contiguous share of the rows and of every table's padding. Blocks exchange
 //            nothing: each sums up the whole step once, so it knows the groups' sizes and what lies before its share.
-//            9 bytes a row, in the L2: cheaper than one round of waiting between blocks. Where a block has a thread
-//            for every row of the step, each places all rows, and the lists are shared out by position (a prompt of
-//            4,096 tokens is one row).
+//            9 or 13 bytes a row, in the L2: cheaper than one round of waiting between blocks. Where a block has a
+//            thread for every row of the step, each places all rows, and the lists are shared out by position (a
+//            prompt of 4,096 tokens is one row).
 // Latency    is the time: a thread's own row and slot are loaded along with the rows that it adds up, and rows are
 //            loaded before the device's count of active ones is known.
 // Groups     a step has two kinds of rows: recurrent ones (the spec group, or decodes if width = 1) and the rest

@@ -19,9 +19,9 @@ template <int kGroups>
 constexpr int kChainThreads = kGroups* kConsumerThreads + 128;
 template <int kGroups>
 constexpr int kChainCtas = kGroups == 1 ? 2 : 1;  // of a work
-// Registers of a thread: launched with 168 (the bounds are two groups' for both), redistributed by role. One group could
-// be launched with what it needs, but ptxas takes control to be uniform only behind a setmaxnreg: without one every lane
-// computes addresses, and shuffles make them uniform again.
+// Registers of a thread: launched with 168 (the bounds are two groups' for both), redistributed by role. One group
+// could be launched with what it needs, but ptxas takes control to be uniform only behind a setmaxnreg: without one
+// every lane computes addresses, and shuffles make them uniform again.
 template <int kGroups>
 constexpr int kChainRegisters = kGroups == 1 ? 248 : 208;
 constexpr int kHelperRegisters = 88;

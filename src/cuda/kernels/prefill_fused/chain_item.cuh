@@ -96,9 +96,9 @@ __device__ __forceinline__ uint32_t uniform_stage16(uint32_t stage) {
 
 // `traffic` moves values and outputs: begin and between are called while products run that do not need the warp,
 // publish when an item's outputs lie in their tile, next for the next item's values, if there is one (`are_there`: no
-// need to wait; test asks that early). kOutputs false: for a state only. kAhead: the stage is waited for behind the item
-// before, and decays are read among the first products: their addresses' registers are never written, for a product's
-// would wait until they are read. `row` is the warp's first value row.
+// need to wait; test asks that early). kOutputs false: for a state only. kAhead: the stage is waited for behind the
+// item before, and decays are read among the first products: the registers of their addresses are not written there,
+// since such a write would wait until the loads have read them. `row` is the warp's first value row.
 template <Turn kTurn, class Traffic>
 __device__ __forceinline__ void run_item(float (&state)[64], RowScales& rows, ChainItem& item, const Params& p,
                                          const Work& work, Traffic& traffic, int index, const ChainPlace& at,

@@ -93,8 +93,9 @@ __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEd
   load_prefix4(before, place.before);
   load_prefix4(after, place.after);
   AnchoredRow a;
-  sink.template put<0>(place.at_a, step,
-                       anchored_token(a, edges.last_a, raw.x[0], raw.x[2], norms.qa, norms.ka, prefix_a, before, after, block));
+  sink.template put<0>(
+      place.at_a, step,
+      anchored_token(a, edges.last_a, raw.x[0], raw.x[2], norms.qa, norms.ka, prefix_a, before, after, block));
   // All products of a's rows before b's are made: registers are short.
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
@@ -104,8 +105,9 @@ __device__ __forceinline__ void anchored_step(AnchoredScores& scores, AnchoredEd
     multiply_anchored(scores.cross[1], a, edges.first_b, i);
   }
   AnchoredRow b;
-  sink.template put<1>(place.at_b(), step,
-                       anchored_token(b, edges.last_b, raw.x[1], raw.x[3], norms.qb, norms.kb, prefix_b, before, after, block));
+  sink.template put<1>(
+      place.at_b(), step,
+      anchored_token(b, edges.last_b, raw.x[1], raw.x[3], norms.qb, norms.kb, prefix_b, before, after, block));
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     multiply_anchored(scores.top, b, a.column, i);

@@ -319,8 +319,8 @@ __device__ __forceinline__ const char* beta_address(uint32_t area, int index, in
   return reinterpret_cast<const char*>(base) + static_cast<uint32_t>(index * kChunk + lane) * step;
 }
 
-// Asks the L2 for rows of q (tensor 0) or k (1) of a later item of the open work, kBytes of each from `first` on: lane
-// = token.
+// Asks the L2 for rows of q (tensor 0) or k (1) of a later item of the open work, kBytes of each from `first` on:
+// lane = token.
 template <int kBytes>
 __device__ __forceinline__ void prefetch_rows(uint32_t area, int index, uint32_t tensor, uint32_t first,
                                               const ProducerLane& me) {

@@ -1,8 +1,8 @@
 // The role of a producer warpgroup: every fourth item of its cluster, from raw rows to a full stage in both CTAs.
 //
 // Waits: empty[stage] (both CTAs' consumers have read the stage) before the first operand store; group barriers
-// between the steps that exchange data among its four warps, and of the two that solve, while the others begin the next
-// item. Publishes: full[stage] here by an arrival, in the other CTA by two bulk copies: the operands before the
+// between the steps that exchange data among its four warps, and of the two that solve, while the others begin the
+// next item. Publishes: full[stage] here by an arrival, in the other CTA by two bulk copies: the operands before the
 // solve, the rest after it.
 #pragma once
 
@@ -197,8 +197,8 @@ __device__ __forceinline__ void load_ahead(int index, int count, const Place& at
   copy_rows_ahead(at.area, index, count, ahead, at.me);
 }
 
-// Sends bytes [kFrom, kTo) of the stage to the other CTA; they count on its full barrier. One thread, after a fence of
-// the async proxy: that one stands between it and all that others wrote before a barrier.
+// Sends bytes [kFrom, kTo) of the stage to the other CTA; they count on its full barrier. One thread, after a fence
+// of the async proxy: that one stands between it and all that others wrote before a barrier.
 template <uint32_t kFrom, uint32_t kTo>
 __device__ __forceinline__ void send_stage(const RingPlace& at) {
   ptx::bulk_copy_to_cluster(ptx::map_shared_rank(at.stage + kFrom, at.rank ^ 1), at.stage + kFrom, kTo - kFrom,

@@ -193,4 +193,5 @@ __device__ __forceinline__ void decay_state(float (&state)[64], const StateDecay
     state[4 * n + 3] *= decay.x[n].y;
   }
 }
+
 }  // namespace kda::cuda::prefill_fused

@@ -7,7 +7,7 @@
 //   decay    e^Gamma(-1, L) [128] fp32, see decay_place      wild     a flag
 // values: per consumer warp a ring of 4 tiles [32 tokens, 16 v] bf16; a tile that was read holds the output tile
 // scratch: per producer warp its gate prefix sums [32 tokens, 32 k] fp32; later partial scores, then T's diagonal
-// blocks
+// blocks and, in the first solving warp's, T_32
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct Stage {
 
 // At the start of every kernel's shared memory: what all CTAs read of the sequences at their start.
 struct Tables {
-  static constexpr uint32_t kOrder = 0;  // sequences, longest first
+  static constexpr uint32_t kOrder = 0;  // sequences, longest first; as they are where lengths are equal by layout
   static constexpr int kMaxOrdered = 512;
   static constexpr uint32_t kTable = kOrder + 2 * kMaxOrdered;  // SequenceEntry of every sequence
   static constexpr int kMaxTabled = static_cast<int>(kMostStagedSequences);

@@ -113,8 +113,8 @@ __device__ __forceinline__ ScoreParts load_scores(uint32_t group_scratch, uint32
 
 // Sums the partial scores and puts them.
 template <Diagonal kDiagonal>
-__device__ __forceinline__ void reduce_scores(const Params& p, const ScoreParts& parts, uint32_t area,
-                                              uint32_t stage, const ProducerLane& me) {
+__device__ __forceinline__ void reduce_scores(const Params& p, const ScoreParts& parts, uint32_t area, uint32_t stage,
+                                              const ProducerLane& me) {
   put_diagonal<kDiagonal>(sum_parts(parts.diagonal), parts.beta_a, parts.beta_b, area, stage, me);
   put_cross(sum_parts(parts.cross), parts.beta_cross, area, stage, me);
   if (kDiagonal == Diagonal::kDyadic && me.warp == 0) {  // M's diagonal: no decay
@@ -156,8 +156,8 @@ __device__ __forceinline__ void invert_diagonal_block(float (&x)[8], const Diago
 }
 // To the warp's scratch, by columns and by rows.
 __device__ __forceinline__ void put_columns(const float (&x)[8], uint32_t scratch, int lane) {
-  const uint32_t mine = scratch + SolveArea::kColumns + (lane >> 3) * SolveArea::kBlockBytes +
-                        (lane & 7) * SolveArea::kRowBytes;
+  const uint32_t mine =
+      scratch + SolveArea::kColumns + (lane >> 3) * SolveArea::kBlockBytes + (lane & 7) * SolveArea::kRowBytes;
   ptx::store_shared(mine, float4{x[0], x[1], x[2], x[3]});
   ptx::store_shared(mine + 16, float4{x[4], x[5], x[6], x[7]});
 }
@@ -205,7 +205,7 @@ template <int kCount>
 __device__ __forceinline__ void multiply_blocks(ColumnPair* const (&sums)[kCount],
                                                 const PairOperand* const (&x)[kCount],
                                                 const BlockOperand* const (&b)[kCount]) {
-  const auto multiply = [&](ColumnPair& sum, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const auto multiply = [&](ColumnPair& sum, const uint32_t(&a)[4], uint32_t b0, uint32_t b1) {
     ptx::mma_m16n8k8_tf32(sum.x, a[0], a[1], a[2], a[3], b0, b1);
   };
 #pragma unroll

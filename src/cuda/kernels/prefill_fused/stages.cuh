@@ -235,8 +235,7 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
     const ScoreParts scores = load_scores(at.group_scratch, at.area, at.me);
     reduce_scores<C::kDiagonal>(p, scores, at.area, at.stage, at.me);
     at.meet();
-    if (at.me.duty() <= kSolvesLast)
-      solve_block_columns(scores.column_betas, at.scratch, at.area, at.stage, at.me);
+    if (at.me.duty() <= kSolvesLast) solve_block_columns(scores.column_betas, at.scratch, at.area, at.stage, at.me);
     ptx::fence_async_proxy();
     wait_for_rows(held);
     at.meet();

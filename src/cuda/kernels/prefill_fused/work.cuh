@@ -228,8 +228,9 @@ __device__ __forceinline__ uint16_t* sequence_order() {
   return reinterpret_cast<uint16_t*>(s_memory + Tables::kOrder);
 }
 
-// Fills the table of sequences and the list of their numbers by falling length, ties by number; all `threads` of the
-// CTA. A barrier must follow. Of sequences that num_active leaves out nothing is read (P-7).
+// Fills the table of sequences and the list of their numbers by falling length, ties by number, or, where no lengths
+// are given and there is a table, as they come; all `threads` of the CTA. A barrier must follow. Of sequences that
+// num_active leaves out nothing is read (P-7).
 __device__ inline void list_sequences(const Params& p, int threads) {
   const int n = static_cast<int>(p.sequences), active = static_cast<int>(active_sequences(p));
   const bool tabled = has_table(p);

@@ -82,7 +82,7 @@ inline void store_cluster_counted(uint32_t address, float x, uint32_t barrier) {
   store_shared(address, x);
   emulation::mbarrier_complete_bytes(barrier, 4);
 }
-inline bool mbarrier_test(uint32_t, uint32_t) { return false; }  // too early a look
+inline bool mbarrier_test(uint32_t barrier, uint32_t parity) { return emulation::mbarrier_test(barrier, parity); }
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) { emulation::mbarrier_wait(barrier, parity); }
 
 // copy.h
