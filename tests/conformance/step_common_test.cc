@@ -209,10 +209,10 @@ TEST_P(CommonStepTest, G08_Views) {
 TEST_P(CommonStepTest, N13_ManyRows) {
   Form f;
   f.heads = on_device() ? 8 : 2;
-  for (const auto& [pool, rows] : {std::pair{KDA_BF16, 34}, {KDA_FP32, 60}, {KDA_FP32, 97}}) {
+  for (const auto& [pool, rows] : {std::pair{KDA_BF16, 34}, {KDA_BF16, 136}, {KDA_FP32, 60}, {KDA_FP32, 100}}) {
     SCOPED_TRACE(testing::Message() << "pool " << pool << " rows " << rows);
     f.pool = pool;
-    const int64_t N = on_device() ? rows : rows / 5;
+    const int64_t N = on_device() ? rows : rows / 4;
     std::vector<int64_t> lengths(static_cast<size_t>(N), 1), slots = iota(N);
     for (size_t n = 0; n < slots.size(); ++n) {
       slots[n] = static_cast<int64_t>(n * 7 % slots.size());

@@ -213,9 +213,9 @@ void run_the_operators(bool skip_barriers) {
         for (const kda_conv_layout layout : {KDA_CONV_SD, KDA_CONV_DS}) run_step(backend, pool, width, layout, 1, 2);
       }
     }
-    // The common call: few heads, more, and some for every multiprocessor.
+    // The common call: few heads, more, one for every multiprocessor, several.
     if (skip_barriers) continue;
-    for (const int64_t H : {1, 10, 20, 80}) run_step("cuda_fused", pool, 1, KDA_CONV_SD, H, H);
+    for (const int64_t H : {1, 10, 20, 80, 270}) run_step("cuda_fused", pool, 1, KDA_CONV_SD, H, H);
   }
   for (const kda_dtype pool : {KDA_FP32, KDA_BF16}) {
     for (const int64_t dim : {128, 60, 132}) run_prefill("cuda_portable", dim, pool);

@@ -234,22 +234,20 @@ class LeanStep {
   }
 
   // How heads are dealt: blocks of a multiprocessor; of the heads so many in a hundred in fixed lists, the others in
-  // runs. `run` 0: two runs make a place's share. Fixed lists start least often, but end unevenly, as multiprocessors
-  // do not share the memory evenly; blocks that the hardware hands out end together, and each costs a start. Measured
-  // at 2, 8, 12, 31 and 186 heads a multiprocessor (`share`).
+  // runs. Fixed lists start least often, but end unevenly, as multiprocessors do not share the memory evenly; blocks
+  // that the hardware hands out end together, and each costs a start. Measured at 2 to 8, 12, 31 and 186 heads a
+  // multiprocessor (`share`).
   struct Deal {
     int32_t blocks;
     int64_t listed, run;
   };
   Deal deal_of(int64_t share) const {
     if (wide_) {
-      if (share >= 96) return {2, 0, 2};
-      if (share >= 24) return {1, 75, 2};
-      return share >= 4 ? Deal{2, 80, 1} : Deal{1, 100, 1};
+      if (share >= 96) return {2, 0, 1};
+      return share >= 6 ? Deal{2, 80, 1} : Deal{1, 100, 1};
     }
-    if (share >= 96) return {2, 0, 4};
-    if (share >= 24) return {2, 85, 2};
-    return share >= 8 ? Deal{2, 0, 0} : Deal{2, 100, 1};
+    if (share >= 96) return {2, 85, 2};
+    return share >= 8 ? Deal{2, 94, 1} : Deal{2, 100, 1};
   }
 
   Status run_ring(LeanStepParams& p, int64_t heads, void* stream) const {
@@ -260,7 +258,7 @@ class LeanStep {
     p.wave = wave;
     p.lists = list > 0 ? static_cast<uint32_t>(wave) : 0;
     p.list = static_cast<uint32_t>(list);
-    p.run = static_cast<uint32_t>(deal.run > 0 ? deal.run : ceil_div(heads, 2 * wave));
+    p.run = static_cast<uint32_t>(deal.run);
     LaunchShape shape;
     shape.x = p.lists + ceil_div(std::max<int64_t>(heads - p.lists * list, 0), int64_t{p.run});
     shape.shared_bytes = kernel.block_bytes;

@@ -40,12 +40,7 @@ __device__ __forceinline__ StepRow resolve_step_row(const LeanStepParams& p, con
   return row;
 }
 
-// Index values are read past the L1, which could keep old ones.
-__device__ __forceinline__ StepRow step_row(const LeanStepParams& p, int64_t n) {
-  return resolve_step_row(p, load_decode_row(p.rule, p.sequences, n, true), n);
-}
-
-// The same values by one load of the warp, half an index a lane: uniform loads are waited for one after the other.
+// A row's index values by one load of the warp, half an index a lane: uniform loads are waited for one after the other.
 struct StepIndex {
   static constexpr int kSlot = 0, kFirst = 2, kSecond = 4, kAccepted = 6, kActive = 7, kFlag = 8;
   int32_t value = 0;

@@ -3,14 +3,14 @@
 //
 // Grid       one or two blocks a multiprocessor, each with a list of heads: block b of the first `lists` has b,
 //            b + lists, ...; those behind, which the hardware hands out as others end, `run` neighbours (RingWork).
-// Warps      one asks for what comes next: rows' rules 32 heads at a time, then states, inputs, windows and taps by
-//            bulk copies, as many heads ahead as the rings hold. Four prepare the token of the next head (q; k; v;
-//            beta and z; a quarter of the decays each) and store the new window. Eight hold the head's 128 state
-//            rows in registers, half of them at a time where two blocks share the registers, apply the token and
-//            store the state. One takes the norm.
-// Shared     rings of states (128 KB a multiprocessor), inputs (10.5 KB each), prepared tokens with o (3 KB each),
-//            rules.
-// Waiting    mbarriers between these warps; no barrier of the block, no waiting between blocks (F28).
+// Warps      one finds rows' rules, 32 heads at a time, and asks for states by bulk copies, as many heads ahead as
+//            its ring holds: nothing else is on a state's way. Four load what the next head's token is made of (q; k;
+//            v; beta and z; a quarter of the decays each) a head ahead into registers, prepare it and store the new
+//            window. Eight hold the head's 128 state rows in registers, half of them at a time where two blocks share
+//            the registers, apply the token and store the state. One takes the norm.
+// Shared     rings of states (128 KB a multiprocessor) and of prepared tokens with o (3 KB each); rules.
+// Waiting    mbarriers between these warps. The block's only barrier follows their initialisation, while index values
+//            are on their way. No waiting between blocks (F28).
 // Hazards    W-5: a head's channels belong to one warp, which has read their window before it stores the new one.
 //            V-5: a state is in shared memory whole before any of it is stored.
 // Precision  fp32; roundings to io after conv and after the recurrence, then one at the output (L-7).
@@ -24,15 +24,6 @@ namespace kda::cuda {
 // One head of a row.
 struct alignas(16) RingUnit : StepRow {
   int32_t head = 0;
-};
-
-struct alignas(16) RingInput {
-  uint2 x[3][32];          // [part][lane]: four channels
-  uint2 window[3][3][32];  // [part][column][lane]
-  uint2 z[32];
-  unsigned char gate[512];
-  float bias[128];
-  float4 taps[3][128];
 };
 
 struct alignas(16) RingToken {
@@ -54,14 +45,12 @@ struct RingConfig {
   static constexpr int kThreads = 32 * (kHolders + kParts + 2);
   static constexpr uint32_t kStateBytes = 128 * 128 * sizeof(Pool);
   static constexpr int kStates = 128 * 1024 / kStateBytes / kBlocks;
-  static constexpr int kInputs = 2;
   static constexpr int kTokens = 2;
   struct Shared {
     alignas(128) unsigned char state[kStates][kStateBytes];
-    RingInput input[kInputs];
     RingToken token[kTokens];
     RingUnit unit[2][32];
-    uint64_t state_full[kStates], state_empty[kStates], input_full[kInputs], input_empty[kInputs];
+    uint64_t state_full[kStates], state_empty[kStates];
     uint64_t token_full[kTokens], token_empty[kTokens], o_full[kTokens], rules_full[2], rules_empty[2];
   };
 };
@@ -118,110 +107,115 @@ struct RingReader {
 template <class C>
 struct RingProducer {
   using Shared = typename C::Shared;
+  using Pool = typename C::Pool;
   const LeanStepParams& p;
   Shared& s;
   const RingWork work;
 
   // The lane's head of a batch of 32.
-  __device__ __forceinline__ RingUnit resolve(uint32_t i) const {
-    const uint32_t id = work.first + i * work.stride, n = id / work.heads;
+  __device__ __forceinline__ uint32_t id_of(uint32_t batch) const {
+    const uint32_t i = min(batch * 32 + static_cast<uint32_t>(lane_id()), work.mine - 1);
+    return work.first + i * work.stride;
+  }
+  // Index values are read past the L1, which could keep old ones.
+  __device__ __forceinline__ DecodeLoads load(uint32_t batch) const {
+    return load_decode_row(p.rule, p.sequences, id_of(batch) / work.heads, true);
+  }
+  __device__ __forceinline__ RingUnit resolve(const DecodeLoads& l, uint32_t batch) const {
+    const uint32_t id = id_of(batch), n = id / work.heads;
     RingUnit u;
-    static_cast<StepRow&>(u) = step_row(p, n);
+    static_cast<StepRow&>(u) = resolve_step_row(p, l, n);
     u.head = static_cast<int32_t>(id - n * work.heads);
     return u;
   }
-
-  // While the grid before still runs, by blocks of the first wave: brings to the L2 what the first heads will want,
-  // if they stay what they are.
-  __device__ __forceinline__ void ask() const {
-    const auto i = static_cast<uint32_t>(lane_id());
-    if (i >= work.mine || i >= C::kStates) return;
-    const RingUnit u = resolve(i);
-    if (!u.is(StepRow::kRuns)) return;
-#pragma unroll 1
-    for (int part = 0; part < 3; ++part) {
-      const ConvChannels& c = p.conv[part];
-      ptx::prefetch_block_to_l2(c.weight + u.head * 512, 2048);
-      if (u.is(StepRow::kFresh)) continue;
-      for (int column = 0; column < 3; ++column)
-        ptx::prefetch_block_to_l2(
-            window_of_lane(c.window, u.slot, u.head * 128) + 2 * column * c.window.column_stride, 256);
-    }
-    if (!u.is(StepRow::kFresh))
-      ptx::prefetch_block_to_l2(static_cast<const typename C::Pool*>(p.pool.data) + state_offset(p, u.slot, u.head),
-                                C::kStateBytes);
+  __device__ __forceinline__ const Pool* state_of(const RingUnit& u) const {
+    return static_cast<const Pool*>(p.pool.data) + state_offset(p, u.slot, u.head);
   }
 
-  __device__ __forceinline__ void publish(uint32_t batch) {
-    const uint32_t i = batch * 32 + static_cast<uint32_t>(lane_id());
+  // While the grid before still runs, by blocks of the first wave: brings to the L2 what the first head will want, if
+  // it stays what it is. Asking for a second state takes longer than not (decode_step.md).
+  __device__ __forceinline__ void ask(const RingUnit& mine) const {
+    const int lane = lane_id();
+    if (lane == 0) s.unit[0][0] = mine;
+    __syncwarp();
+    const RingUnit& u = s.unit[0][0];
+    if (u.is(StepRow::kRuns)) {
+      if (lane == 0 && !u.is(StepRow::kFresh)) ptx::prefetch_block_to_l2(state_of(u), C::kStateBytes);
+      if (lane < 3) ptx::prefetch_block_to_l2(p.conv[lane].weight + u.head * 512, 2048);
+      if (lane < 18 && !u.is(StepRow::kFresh)) {  // halves of the windows' rows
+        const WindowRef& w = p.conv[lane / 6].window;
+        ptx::prefetch_to_l2(window_of_lane(w, u.slot, u.head * 128 + lane % 2 * 64) +
+                            2 * (lane % 6 / 2) * w.column_stride);
+      }
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void publish(const DecodeLoads& l, uint32_t batch) const {
     wait_empty(s.rules_empty[batch % 2], batch / 2 & 1);
-    if (i < work.mine) s.unit[batch % 2][lane_id()] = resolve(i);
+    if (batch * 32 + static_cast<uint32_t>(lane_id()) < work.mine) s.unit[batch % 2][lane_id()] = resolve(l, batch);
     arrive_warp(s.rules_full[batch % 2]);
   }
 
-  // One copy a lane.
-  __device__ __forceinline__ void copy_inputs(const RingUnit& u, RingInput& to, uint32_t barrier,
-                                              uint32_t gate_bytes) const {
-    const int lane = lane_id(), channel = u.head * 128;
-    const void* from = nullptr;
-    const void* target = nullptr;
-    uint32_t bytes = 256;
-    if (lane < 3) {
-      from = row_of_part(p.conv[lane], u, channel), target = to.x[lane];
-    } else if (lane < 12) {
-      const int part = (lane - 3) / 3, column = (lane - 3) % 3;
-      const WindowRef& w = p.conv[part].window;
-      if (!u.is(StepRow::kFresh)) from = window_of_lane(w, u.slot, channel) + 2 * column * w.column_stride;
-      target = to.window[part][column];
-    } else if (lane == 12) {
-      from = static_cast<const char*>(p.gate.data) + p.gate.offset(u.batch, u.begin, u.head) * (gate_bytes / 128);
-      target = to.gate, bytes = gate_bytes;
-    } else if (lane == 13) {
-      from = static_cast<const char*>(p.z.data) + 2 * p.z.offset(u.batch, u.begin, u.head), target = to.z;
-    } else if (lane < 17) {
-      from = p.conv[lane - 14].weight + channel * 4, target = to.taps[lane - 14], bytes = 2048;
-    } else if (lane == 17 && p.gate_rule.dt_bias != nullptr) {
-      from = p.gate_rule.dt_bias + channel, target = to.bias, bytes = 512;
+  // `first`: load(0) from before the grid before has ended, where the block is `early`.
+  __device__ __forceinline__ void run(DecodeLoads first, bool early) const {
+    if (work.mine == 0) return ptx::wait_for_prerequisites();
+    if (early) {
+      ask(resolve(first, 0));
+      ptx::wait_for_prerequisites();
+      first = load(0);
     }
-    if (from != nullptr) ptx::bulk_load(ptx::shared_address(target), from, bytes, barrier);
-  }
-
-  __device__ __forceinline__ void run() {
-    if (blockIdx.x < p.wave) ask();
-    ptx::wait_for_prerequisites();
+    publish(first, 0);
     RingPlace<C::kStates> state;
-    RingPlace<C::kInputs> input;
-    const uint32_t gate_bytes = p.gate.dtype == Dtype::kFp32 ? 512 : 256;
-    if (work.mine != 0) publish(0);
 #pragma unroll 1
-    for (uint32_t i = 0; i < work.mine; ++i, state.next(), input.next()) {
-      if (i % 32 == 16 && i - i % 32 + 32 < work.mine) publish(i / 32 + 1);
+    for (uint32_t i = 0; i < work.mine; ++i, state.next()) {
+      if (i % 32 == 16 && i - i % 32 + 32 < work.mine) publish(load(i / 32 + 1), i / 32 + 1);
       const RingUnit& u = s.unit[i / 32 % 2][i % 32];
-      const bool runs = u.is(StepRow::kRuns), reads = runs && !u.is(StepRow::kFresh);
-      const uint32_t input_full = ptx::shared_address(&s.input_full[input.index]);
-      const uint32_t state_full = ptx::shared_address(&s.state_full[state.index]);
-      wait_empty(s.input_empty[input.index], input.parity);
-      if (lane_id() == 0) {
-        if (runs)
-          ptx::mbarrier_arrive_expect(input_full, (reads ? 13 : 4) * 256 + gate_bytes + 3 * 2048 +
-                                                      (p.gate_rule.dt_bias != nullptr ? 512 : 0));
-        else ptx::mbarrier_arrive(input_full);
-      }
-      __syncwarp();
-      if (runs) copy_inputs(u, s.input[input.index], input_full, gate_bytes);
+      const uint32_t full = ptx::shared_address(&s.state_full[state.index]);
       wait_empty(s.state_empty[state.index], state.parity);
       if (lane_id() == 0) {
-        if (reads) {
-          ptx::mbarrier_arrive_expect(state_full, C::kStateBytes);
-          ptx::bulk_load(ptx::shared_address(s.state[state.index]),
-                         static_cast<const typename C::Pool*>(p.pool.data) + state_offset(p, u.slot, u.head),
-                         C::kStateBytes, state_full);
+        if (u.is(StepRow::kRuns) && !u.is(StepRow::kFresh)) {
+          ptx::mbarrier_arrive_expect(full, C::kStateBytes);
+          ptx::bulk_load(ptx::shared_address(s.state[state.index]), state_of(u), C::kStateBytes, full);
         } else {
-          ptx::mbarrier_arrive(state_full);
+          ptx::mbarrier_arrive(full);
         }
       }
       __syncwarp();
     }
+  }
+};
+
+// What a part of a head's token is made of, as loaded: nothing waits for it before it is used.
+struct RingPart {
+  ConvLane conv;  // part 3: z in the place of the first entry
+  DecayQuarter<128, true> decay;
+  unsigned beta;
+
+  __device__ __forceinline__ void load(const LeanStepParams& p, const RingUnit& u, int part) {
+    const int lane = lane_id(), channel = u.head * 128 + 4 * lane, c = 32 * part + lane;
+    conv.clear_history(), conv.entry[3] = {0, 0};
+    if (!u.is(StepRow::kRuns)) return;
+    if (part < 3) {
+      const ConvChannels& from = p.conv[part];
+      conv.entry[3] = *reinterpret_cast<const uint2*>(row_of_part(from, u, channel));
+      if (!u.is(StepRow::kFresh)) {
+        const char* const window = window_of_lane(from.window, u.slot, channel);
+#pragma unroll
+        for (int j = 0; j < 3; ++j)
+          conv.entry[j] = *reinterpret_cast<const uint2*>(window + 2 * j * from.window.column_stride);
+      }
+      const auto* const taps = reinterpret_cast<const float4*>(from.weight + channel * 4);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) conv.taps[j] = taps[j];
+    } else {
+      const int64_t at = p.z.offset(u.batch, u.begin, u.head) + 4 * lane;
+      conv.entry[0] = *reinterpret_cast<const uint2*>(static_cast<const char*>(p.z.data) + 2 * at);
+      beta = load_bits(p.beta.data, p.beta.offset(u.batch, u.begin, u.head), p.beta.dtype);
+    }
+    decay.raw[0] = load_bits(p.gate.data, p.gate.offset(u.batch, u.begin, u.head) + c, p.gate.dtype);
+    decay.bias[0] = p.gate_rule.dt_bias != nullptr ? p.gate_rule.dt_bias[u.head * 128 + c] : 0.0f;
+    decay.A_log = p.gate_rule.A_log != nullptr ? p.gate_rule.A_log[u.head] : 0.0f;
   }
 };
 
@@ -230,64 +224,30 @@ template <class C>
 __device__ __forceinline__ void prepare_ring(const LeanStepParams& p, typename C::Shared& s, int part) {
   const RingWork work(p);
   RingReader<C> reader{s};
-  RingPlace<C::kInputs> input;
   RingPlace<C::kTokens> token;
   const int lane = lane_id();
-  // What the copies do not bring, a head ahead.
-  float next_A_log = 0.0f;
-  unsigned next_beta = 0;
-  const auto fetch = [&](uint32_t k) {
-    const RingUnit& u = reader.at(k);
-    if (!u.is(StepRow::kRuns)) return;
-    if (p.gate_rule.A_log != nullptr) next_A_log = p.gate_rule.A_log[u.head];
-    if (part == 3) next_beta = load_bits(p.beta.data, p.beta.offset(u.batch, u.begin, u.head), p.beta.dtype);
-  };
-  if (work.mine != 0) fetch(0);
+  RingPart next;
+  if (work.mine != 0) next.load(p, reader.at(0), part);
 #pragma unroll 1
-  for (uint32_t i = 0; i < work.mine; ++i, input.next(), token.next(), reader.done()) {
+  for (uint32_t i = 0; i < work.mine; ++i, token.next(), reader.done()) {
     const RingUnit& u = reader.take();
-    const float A_log = next_A_log;
-    const unsigned beta = next_beta;
-    if (i + 1 < work.mine) fetch(i + 1);
     const bool runs = u.is(StepRow::kRuns);
-    const RingInput& from = s.input[input.index];
-    wait_full(s.input_full[input.index], input.parity);
-    DecayQuarter<128, true> decay;
-    ConvLane conv;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) conv.entry[j] = {0, 0};
+    ConvLane conv = next.conv;
+    float y[4], decay, beta;
     if (runs) {
-      const int c = 32 * part + lane;
-      decay.raw[0] = load_bits(from.gate, c, p.gate.dtype);
-      decay.bias[0] = p.gate_rule.dt_bias != nullptr ? from.bias[c] : 0.0f;
-      decay.A_log = A_log;
-      if (part < 3) {
-        conv.entry[3] = from.x[part][lane];
-        if (!u.is(StepRow::kFresh)) {
-#pragma unroll
-          for (int j = 0; j < 3; ++j) conv.entry[j] = from.window[part][j][lane];
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) conv.taps[j] = from.taps[part][4 * lane + j];
-      } else {
-        conv.entry[0] = from.z[lane];
-      }
+      if (part < 3) conv.convolve<typename C::Io>(y);
+      else finish_gate<typename C::Io>(conv.entry[0], y), beta = lean_beta(p, next.beta);
+      decay = next.decay.factor(p.gate_rule, p.gate.dtype, 0);
     }
-    arrive_warp(s.input_empty[input.index]);
+    if (i + 1 < work.mine) next.load(p, reader.at(i + 1), part);
     wait_empty(s.token_empty[token.index], token.parity);
     RingToken& t = s.token[token.index];
     if (runs) {
-      decay.finish(p.gate_rule, p.gate.dtype, 128, static_cast<Part>(part), t.decay);
-      float y[4];
-      if (part < 3) {
-        conv.convolve<typename C::Io>(y);
-        if (part == 2) store_lane(y, t.v);
-        else finish_normalised(y, p.form.qk_norm != 0, part == 0 ? t.q : t.k);
-      } else {
-        finish_gate<typename C::Io>(conv.entry[0], y);
-        store_lane(y, t.z);
-        if (lane == 0) t.beta = lean_beta(p, beta);
-      }
+      t.decay[32 * part + lane] = decay;
+      if (part == 2) store_lane(y, t.v);
+      else if (part < 2) finish_normalised(y, p.form.qk_norm != 0, part == 0 ? t.q : t.k);
+      else store_lane(y, t.z);
+      if (part == 3 && lane == 0) t.beta = beta;
     }
     arrive_warp(s.token_full[token.index]);
     if (part < 3 && (runs || u.is(StepRow::kClears)))
@@ -373,24 +333,27 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     step_ring_kernel(const __grid_constant__ LeanStepParams p) {
   auto& s = *reinterpret_cast<typename C::Shared*>(token_slots<unsigned char>());
   touch_parameters(p);
-  if (threadIdx.x == 0) {
-    const auto init = [](const uint64_t& barrier, uint32_t arrivals) {
-      ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
-    };
-    for (int i = 0; i < C::kStates; ++i) init(s.state_full[i], 1), init(s.state_empty[i], C::kHolders);
-    for (int i = 0; i < C::kInputs; ++i) init(s.input_full[i], 1), init(s.input_empty[i], C::kParts);
-    for (int i = 0; i < C::kTokens; ++i)
-      init(s.token_full[i], C::kParts), init(s.token_empty[i], 1), init(s.o_full[i], C::kHolders);
-    for (int i = 0; i < 2; ++i) init(s.rules_full[i], 1), init(s.rules_empty[i], C::kHolders + C::kParts + 1);
-    ptx::fence_mbarrier_init();
-  }
   ptx::launch_dependents();
-  __syncthreads();
   const int warp = warp_id();
+  const RingProducer<C> producer{p, s, RingWork(p)};
+  const bool early = blockIdx.x < p.wave;
+  DecodeLoads first;
   if (warp == C::kHolders + C::kParts) {
-    RingProducer<C>{p, s, RingWork(p)}.run();
-    return;
+    if (!early) ptx::wait_for_prerequisites();
+    if (producer.work.mine != 0) first = producer.load(0);
+    if (lane_id() == 0) {
+      const auto init = [](const uint64_t& barrier, uint32_t arrivals) {
+        ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+      };
+      for (int i = 0; i < C::kStates; ++i) init(s.state_full[i], 1), init(s.state_empty[i], C::kHolders);
+      for (int i = 0; i < C::kTokens; ++i)
+        init(s.token_full[i], C::kParts), init(s.token_empty[i], 1), init(s.o_full[i], C::kHolders);
+      for (int i = 0; i < 2; ++i) init(s.rules_full[i], 1), init(s.rules_empty[i], C::kHolders + C::kParts + 1);
+      ptx::fence_mbarrier_init();
+    }
   }
+  __syncthreads();
+  if (warp == C::kHolders + C::kParts) return producer.run(first, early);
   ptx::wait_for_prerequisites();
   if (warp < C::kHolders) hold_ring<C>(p, s);
   else if (warp < C::kHolders + C::kParts) prepare_ring<C>(p, s, warp - C::kHolders);

@@ -208,12 +208,15 @@ struct DecayQuarter {
   __device__ __forceinline__ void finish(const GateRef& rule, Dtype dtype, int32_t keys, Part part,
                                          float* s_decay) const {
     const int32_t first = static_cast<int32_t>(part) * kWidth;
-    const float a = gate_scale(A_log);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) {
       const int c = first + channel(i);
-      s_decay[c] = kWhole || c < keys ? expf(log_decay(rule, float_of_bits(raw[i], dtype), bias[i], a)) : 0.0f;
+      s_decay[c] = kWhole || c < keys ? factor(rule, dtype, i) : 0.0f;
     }
+  }
+  // Of element i.
+  __device__ __forceinline__ float factor(const GateRef& rule, Dtype dtype, int i) const {
+    return expf(log_decay(rule, float_of_bits(raw[i], dtype), bias[i], gate_scale(A_log)));
   }
 
   // What finish()'s factors lack to e^g of the fp32 g.
