@@ -1,10 +1,10 @@
 // Times the fused prefill over the shapes of the targets table: CUDA graphs of >= 20 calls on rotating buffers,
 // rounds in shuffled order beside two copy controls, raw samples to a JSON file. Usage: kda_gpu_prefill_bench
-// [--rounds R] [--filter SUBSTRING] [--gates bench,init,softplus] [--forms auto,fused,staged,beside,stages]
-// [--segments auto|N,N,...] [--json FILE]; `auto`: as plans choose; `beside`: the staged form's preparation beside
-// its chains of two SMs each, and, as `beside1`, of one; `stages`: the staged form's first kernel alone, `stagesN`:
-// on N SMs; `waveN`: beside chains of N works at a time, the preparation on the SMs that these leave; `--forms all`:
-// all but the last two, and cuts of long sequences.
+// [--rounds R] [--filter SUBSTRING] [--gates bench,init,softplus] [--forms auto,fused,balanced,staged,beside,stages]
+// [--segments auto|N,N,...] [--json FILE]; `auto`: as plans choose; `balanced`: fused, works shared out by time;
+// `beside`: the staged form's preparation beside its chains of two SMs each, and, as `beside1`, of one; `stages`: the
+// staged form's first kernel alone, `stagesN`: on N SMs; `waveN`: beside chains of N works at a time, the preparation
+// on the SMs that these leave; `--forms all`: all but the last two, and cuts of long sequences.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -150,9 +150,12 @@ Choices choices(const CallFacts& facts, const std::string& forms, const std::str
   const auto cut_by = [&](const std::string& form, int segments) {
     if (segments <= 1 || is_long) all.emplace_back(form, Form{segments, form != "fused"});
   };
+  const Form balanced{1, false, 0, 0, true};
+  const bool may_balance = facts.sequences * facts.value_heads > fused_clusters(facts.sm_count);
   if (forms == "all") {
     all.emplace_back("auto", choose_form(facts));
     cut_by("fused", 1);
+    if (may_balance) all.emplace_back("balanced", balanced);
     cut_by("staged", 1);
     all.emplace_back("stages", Form{1, true});
     add_beside(all, facts);
@@ -162,6 +165,7 @@ Choices choices(const CallFacts& facts, const std::string& forms, const std::str
   }
   for (const std::string& form : split(forms)) {
     if (form == "auto") all.emplace_back(form, choose_form(facts));
+    else if (form == "balanced") all.emplace_back(form, balanced);
     else if (form == "stages") all.emplace_back(form, Form{1, true});
     else if (form.rfind("stages", 0) == 0)
       all.emplace_back(form, Form{1, true, 1, number_behind(form, "stages", facts.sm_count)});
@@ -207,7 +211,8 @@ cudaGraphExec_t capture(const Variant& variant, const Buffers& b, int64_t n, int
   p.wave = variant.choice.wave, p.prepare_ctas = variant.choice.prepare_ctas;
   const int64_t cut_bytes = prefill_fused_workspace(n, p.value_heads, p.segments);
   const int64_t stage_bytes = staged_workspace(staged_positions(p), p.value_heads);
-  char* space = static_cast<char*>(shared_space(cut_bytes + stage_bytes));
+  char* space = static_cast<char*>(shared_space(cut_bytes + stage_bytes + balance_workspace(sm_count)));
+  if (variant.choice.is_balanced) p.balance_space = reinterpret_cast<float*>(space);
   if (p.segments > 1) p.segment_space = reinterpret_cast<float*>(space);
   if (variant.choice.is_staged) p.stages = space + cut_bytes;
   p.stage_positions = staged_positions(p);
@@ -342,10 +347,11 @@ int main(int argc, char** argv) {
     if (v.gates.empty()) continue;
     const double us = median(v.samples), floor = v.shape.floor_us * 4.0 / copy_rate;
     std::printf(
-        "%-16s %-8s %-6s %s S=%-2d wave %-3d preparing %-3d expected %6.1f: %8.1f us (min %.1f max %.1f)  floor %.0f "
+        "%-16s %-8s %-8s %s S=%-2d wave %-3d preparing %-3d expected %6.1f: %8.1f us (min %.1f max %.1f)  floor %.0f "
         "= x%.2f  target %.0f = "
         "x%.2f\n",
-        v.name.c_str(), v.gates.c_str(), v.form.c_str(), v.choice.is_staged ? "staged" : "fused ", v.choice.segments,
+        v.name.c_str(), v.gates.c_str(), v.form.c_str(),
+        v.choice.is_staged ? "staged  " : (v.choice.is_balanced ? "balanced" : "fused   "), v.choice.segments,
         v.choice.wave, v.choice.prepare_ctas, v.expected, us, *std::min_element(v.samples.begin(), v.samples.end()),
         *std::max_element(v.samples.begin(), v.samples.end()), floor, us / floor, v.shape.target_us,
         us / v.shape.target_us);
@@ -357,6 +363,7 @@ int main(int argc, char** argv) {
       file << (i ? ",\n" : "") << "{\"name\": \"" << variants[i].name << "\", \"form\": \"" << variants[i].form
            << "\", \"staged\": " << (variants[i].choice.is_staged ? "true" : "false")
            << ", \"expected_us\": " << variants[i].expected << ", \"segments\": " << variants[i].choice.segments
+           << ", \"balanced\": " << (variants[i].choice.is_balanced ? "true" : "false")
            << ", \"wave\": " << variants[i].choice.wave << ", \"prepare_ctas\": " << variants[i].choice.prepare_ctas
            << ", \"gates\": \"" << variants[i].gates << "\", \"us\": [";
       for (size_t s = 0; s < variants[i].samples.size(); ++s) file << (s ? ", " : "") << variants[i].samples[s];

@@ -1,5 +1,6 @@
 // Development program of the fused prefill: correctness against the fp64 oracle, causality and determinism by bits.
-// Usage: kda_gpu_prefill_check [all|fused|cut|staged|beside|small|race]; timing lives in prefill_fused_bench.cu.
+// Usage: kda_gpu_prefill_check [all|fused|cut|balanced|staged|beside|small|race]; timing lives in
+// prefill_fused_bench.cu.
 #include "prefill_fused_run.cuh"
 
 using namespace kda::cuda::prefill_fused;
@@ -390,6 +391,59 @@ void segments() {
   default_segments = 1;
 }
 
+// Works shared out by time: everything again, on few clusters, and the bits of works that are dealt out.
+void balanced() {
+  default_balanced = true, default_sm_count = 10;
+  mixed();
+  distributions();
+  bits();
+  output_list();
+  for (const Gate family : {Gate::kBounded, Gate::kSoftplus, Gate::kPlain}) {
+    Problem c = basic("shares", {700, 3063, 0, 130, 64, 65, 1, 2048, 63, 1300}, 9, 18);
+    c.family = family;
+    if (family == Gate::kPlain)
+      for (float& x : c.gate) x = -std::fabs(x);
+    c.is_balanced = false;
+    Device d;
+    upload(c, d);
+    const Result dealt = run(c, d);
+    c.is_balanced = true;
+    for (const int sm_count : {0, 2, 6, 50, 74}) {
+      c.sm_count = sm_count;
+      bool same = true;
+      for (int i = 0; i < 5; ++i) {
+        const Result shared = run(c, d);
+        same = same && dealt.out == shared.out && dealt.pool == shared.pool;
+      }
+      expect_bits(("balanced: bits of works dealt out, " + std::to_string(sm_count) + " SMs").c_str(), same);
+    }
+  }
+  // Shares bounded by the longest work, and clusters that only take over and leave.
+  default_sm_count = 0;
+  test(basic("one long sequence", {4096, 64, 65, 200, 300, 1, 700}, 6, 12));
+  test(basic("67 works", {512}, 67, 67));
+  test(basic("131 works", {512}, 131, 131));
+  // F28: two streams at once, each of which alone could fill the device.
+  Problem c = basic("two streams", {1024, 600, 64, 2000}, 10, 20);
+  Device d[2];
+  cudaStream_t streams[2];
+  for (int i = 0; i < 2; ++i) {
+    check(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking), "stream");
+    upload(c, d[i]);
+    (void)run(c, d[i]);
+    d[i].out.fill(0x7f);
+    d[i].pool.upload(pool_bytes(c));
+  }
+  check(cudaDeviceSynchronize(), "two streams");
+  for (int round = 0; round < 20; ++round)
+    for (int i = 0; i < 2; ++i)
+      check(launch_prefill_fused(d[i].p, c.family, c.gate_type, multiprocessors(), streams[i]), "launch");
+  check(cudaDeviceSynchronize(), "two streams");
+  expect_bits("balanced: two streams at once", d[0].out.download<uint16_t>() == d[1].out.download<uint16_t>() &&
+                                                   d[0].pool.download<uint8_t>() == d[1].pool.download<uint8_t>());
+  default_balanced = false;
+}
+
 // The staged form: everything again, and the fused form's bits.
 void staged() {
   default_staged = true;
@@ -475,9 +529,10 @@ void beside() {
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   bool is_known = false;
-  for (const char* name : {"all", "fused", "cut", "staged", "beside", "small", "race"}) is_known |= what == name;
+  for (const char* name : {"all", "fused", "cut", "balanced", "staged", "beside", "small", "race"})
+    is_known |= what == name;
   if (!is_known) {
-    std::fprintf(stderr, "usage: %s [all|fused|cut|staged|beside|small|race]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [all|fused|cut|balanced|staged|beside|small|race]\n", argv[0]);
     return 2;
   }
   if (what == "race") {  // short enough for compute-sanitizer --tool racecheck
@@ -485,6 +540,9 @@ int main(int argc, char** argv) {
     Problem c = basic("softplus, two works", {70, 33}, 1, 1);
     c.family = Gate::kSoftplus;
     test(c);
+    default_balanced = true, default_sm_count = 4;
+    test(basic("shares", {300, 70}, 2, 2));
+    default_balanced = false, default_sm_count = 0;
     default_segments = 3;
     test(basic("cut", {800}, 1, 1));
     default_staged = true;
@@ -503,6 +561,7 @@ int main(int argc, char** argv) {
     output_list();
   }
   if (all || what == "cut") segments();
+  if (all || what == "balanced") balanced();
   if (all || what == "staged") staged();
   if (all || what == "beside") beside();
   std::printf("%d failures\n", failures);

@@ -152,11 +152,16 @@ inline int default_segments = 1;
 inline bool default_staged = false;
 // The preparation beside its chains: works at once, SMs of the preparation.
 inline int default_wave = 0, default_prepare_ctas = 0;
+// Whether works are shared out by time; SMs that the launcher is told of, 0: all.
+inline bool default_balanced = false;
+inline int default_sm_count = 0;
 
 struct Problem {
   int segments = default_segments;
   bool is_staged = default_staged;
   int wave = default_wave, prepare_ctas = default_prepare_ctas;
+  bool is_balanced = default_balanced;
+  int sm_count = default_sm_count;
   std::string name;
   Gate family = Gate::kBounded;
   Real gate_type = Real::kBf16, beta_type = Real::kBf16, pool_type = Real::kF32;

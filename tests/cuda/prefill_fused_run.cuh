@@ -9,7 +9,7 @@ namespace kda::cuda::prefill_fused::dev {
 
 struct Device {
   Buffer q, k, v, gate, beta, out, pool, cu, begin, length, slots, flags, a_log, dt_bias;
-  Buffer begins64, lengths64, initial64, out64, final64, segment_space, stages;
+  Buffer begins64, lengths64, initial64, out64, final64, segment_space, stages, balance_space;
   Params p;
   std::vector<int64_t> begins;
 };
@@ -128,7 +128,13 @@ inline int multiprocessors() {
 inline Result run(const Problem& c, Device& d) {
   d.out.fill(0x7f);
   d.pool.upload(pool_bytes(c));
-  const int sm_count = multiprocessors();
+  const int sm_count = c.sm_count > 0 ? c.sm_count : multiprocessors();
+  d.p.balance_space = nullptr;
+  if (c.is_balanced) {
+    d.balance_space.allocate(balance_workspace(sm_count));
+    d.balance_space.fill(0xFF);
+    d.p.balance_space = static_cast<float*>(d.balance_space.data());
+  }
   d.p.segments = c.segments;
   if (c.segments > 1) {
     d.segment_space.allocate(prefill_fused_workspace(d.p.sequences, d.p.value_heads, c.segments));
@@ -147,6 +153,7 @@ inline Result run(const Problem& c, Device& d) {
   check(launch_prefill_fused(d.p, c.family, c.gate_type, sm_count, nullptr), "launch");
   check(cudaDeviceSynchronize(), c.name.c_str());
   if (c.is_staged && !d.stages.guard_intact()) std::printf("FAIL stages overrun\n"), std::exit(1);
+  if (c.is_balanced && !d.balance_space.guard_intact()) std::printf("FAIL shares overrun\n"), std::exit(1);
   if (c.segments > 1 && !d.segment_space.guard_intact()) std::printf("FAIL segment space overrun\n"), std::exit(1);
   return {d.out.download<uint16_t>(), d.pool.download<uint8_t>()};
 }
@@ -232,7 +239,7 @@ inline bool compare(const Problem& c, const Device& d, const Result& r, const Ex
                   bad_rows == 0 && bad_slots == 0 && guards;
   std::printf("%-4s %s%-26s out %.3e (head %.2e) state %.3e (head %.2e) |o| %.6f |S| %.6f", ok ? "ok" : "FAIL",
               c.is_staged ? (c.segments > 1 ? "staged, cut: " : (c.wave > 0 ? "beside: " : "staged: "))
-                          : (c.segments > 1 ? "cut: " : ""),
+                          : (c.segments > 1 ? "cut: " : (c.is_balanced ? "balanced: " : "")),
               c.name.c_str(), out_total.ratio(), out.worst_head, state_total.ratio(), state.worst_head,
               std::sqrt(out_total.norm), std::sqrt(state_total.norm));
   if (!ok)

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <thread>
 
 #include "cuda/kernels/prefill_fused/chain.cuh"
 #include "cuda/kernels/prefill_fused/choose.h"
@@ -33,6 +36,20 @@ void launch_chains(const Params& p, int works) {
         [] { return s_memory; });
 }
 
+// Clusters at the same time, the last first, and each of the others only once the one above it waits, or is done.
+void run_waiting(int clusters, const std::function<void(int cluster, std::atomic<bool>* waits)>& run) {
+  std::deque<std::atomic<bool>> waits(clusters);
+  std::vector<std::thread> threads;
+  for (int i = clusters - 1; i >= 0; --i) {
+    threads.emplace_back([&, i] {
+      run(i, &waits[i]);
+      waits[i] = true;
+    });
+    while (!waits[i]) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 // The kernel of a launch: the fused one, or with Params::stages the chain, one or two warpgroups a CTA by the number
 // of `clusters`; `prepare`: what makes its stages.
 template <Gate kGate, class GateType, Diagonal kDiagonal>
@@ -47,10 +64,14 @@ void launch(Params p, int clusters, bool prepare) {
   } else if (p.stages != nullptr) {
     clusters == 2 ? launch_chains<1>(p, clusters) : launch_chains<2>(p, clusters);
   } else {
-    for (int i = 0; i < clusters; ++i)
+    const auto run = [&](int i, std::atomic<bool>* waits) {
       emulation::run_cluster(
           kClusterSize, kThreads, i * kClusterSize, clusters * kClusterSize, [&] { prefill_fused_kernel<C>(p); },
-          memory);
+          memory, waits);
+    };
+    if (p.balance_space != nullptr) run_waiting(clusters, run);
+    else
+      for (int i = 0; i < clusters; ++i) run(i, nullptr);
   }
   EXPECT_EQ(emulation::race_count(), 0u);
 }
@@ -109,9 +130,10 @@ std::vector<float> run_maps(const PrefillProblem& problem, std::vector<char>* st
 }
 
 // `checkpoint` > 0: also the state of sequence 0 after so many tokens.
-// `kept`: stages that run_maps left.
+// `kept`: stages that run_maps left. `change`: of what is launched.
 PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diagonal = Diagonal::kAnchored,
-                  int64_t checkpoint = 0, std::vector<char>* kept = nullptr) {
+                  int64_t checkpoint = 0, std::vector<char>* kept = nullptr,
+                  const std::function<void(Params&)>& change = {}) {
   const int64_t n = static_cast<int64_t>(problem.lengths.size()), row = problem.heads * int64_t{128};
   PrefillResult result;
   result.out.assign(problem.q.size(), 0x7f7f);
@@ -144,6 +166,16 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
     p.wave = problem.wave;
     std::fill(stages.end() - 4 * slots, stages.end(), 0);  // as the launcher does
     launch_kernel(problem, p, clusters, diagonal, true);
+  }
+  if (change) change(p);
+  if (problem.is_balanced) {
+    const size_t floats = clusters * (kMatrix + kLeftFlags);
+    std::vector<float> shares(floats + 8, NAN);
+    p.balance_space = shares.data();
+    std::fill(shares.begin() + clusters * kMatrix, shares.end() - 8, 0.0f);  // as the launcher does
+    launch_kernel(problem, p, clusters, diagonal);
+    for (size_t i = floats; i < shares.size(); ++i) EXPECT_TRUE(std::isnan(shares[i]));
+    return result;
   }
   if (problem.segments <= 1) {
     launch_kernel(problem, p, clusters, diagonal);
@@ -240,6 +272,72 @@ TEST(PrefillFusedEmulated, N12_StagedBesideItsChains) {
   }
 }
 
+// Works shared out by time have the bits of works that are dealt out, whatever the clusters' number.
+void expect_balanced_bits(PrefillProblem problem, const std::vector<int>& clusters,
+                          const std::function<void(Params&)>& change = {}) {
+  problem.is_balanced = false;
+  const PrefillResult wanted = run(problem, 1, Diagonal::kAnchored, 0, nullptr, change);
+  problem.is_balanced = true;
+  for (const int count : clusters) {
+    const PrefillResult got = run(problem, count, Diagonal::kAnchored, 0, nullptr, change);
+    EXPECT_EQ(got.out, wanted.out) << count;
+    EXPECT_EQ(std::memcmp(got.state.data(), wanted.state.data(), wanted.state.size() * sizeof(float)), 0) << count;
+  }
+}
+
+TEST(PrefillFusedEmulated, H10_SharesOfUnevenSequences) {
+  expect_balanced_bits({{64, 0, 330, 65, 1, 300, 63}, 2, Gate::kBounded}, {4});
+}
+// A cluster whose share is the longest work alone, more clusters than works; one that takes over and leaves, with
+// nothing between.
+TEST(PrefillFusedEmulated, H10_SharesAsLongAsAWork) {
+  expect_balanced_bits({{64, 320, 96}, 1, Gate::kBounded}, {2, 4});
+  expect_balanced_bits({{448}, 4, Gate::kBounded}, {3});
+}
+TEST(PrefillFusedEmulated, H10_SharesOfDyadicItems) { expect_balanced_bits({{320}, 3, Gate::kSoftplus}, {2}); }
+TEST(PrefillFusedEmulated, H10_SharesOfGroupedHeadsInPlace) {
+  const PrefillProblem problem({300, 33}, 4, Gate::kBounded);
+  std::deque<std::vector<float>> pools;
+  expect_balanced_bits(problem, {4}, [&](Params& p) {
+    p.heads = 2;
+    p.state_in = p.state_out = pools.emplace_back(problem.state).data();
+  });
+  EXPECT_EQ(pools[0], pools[1]);
+}
+// Slots of other types, dead ones, rows that are not active, and a list of output rows (P-5, P-7, R-41).
+TEST(PrefillFusedEmulated, H10_SharesOfBf16SlotsAndListedRows) {
+  const PrefillProblem problem({420, 70, 250, 40}, 2, Gate::kBounded);
+  const int64_t slots[] = {2, -1, 0, 1}, write_slots[] = {3, 2, -1, 1};
+  const int32_t active = 3;
+  std::vector<int32_t> rows(problem.tokens());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = i % 50 == 7 ? -1 : static_cast<int32_t>(rows.size() - 1 - i);
+  std::deque<std::vector<uint16_t>> pools;
+  expect_balanced_bits(problem, {2}, [&](Params& p) {
+    std::vector<uint16_t>& pool = pools.emplace_back();
+    for (const float x : problem.state) pool.push_back(bf16_bits(x));
+    p.state_in = p.state_out = pool.data();
+    p.state_in_type = p.state_out_type = Real::kBf16;
+    p.slots = Indices{slots, 1, 1}, p.write_slots = Indices{write_slots, 1, 1};
+    p.num_active = &active;
+    p.out_row_of = Indices{rows.data(), 1, 0}, p.out_row_count = p.tokens;
+  });
+  EXPECT_EQ(pools[0], pools[1]);
+}
+TEST(PrefillFusedEmulated, H10_SharesOfABatch) {
+  const PrefillProblem problem({256, 256}, 3, Gate::kBounded);
+  expect_balanced_bits(problem, {4}, [&](Params& p) {
+    p.cu_seqlens = {}, p.tokens = 256;
+    p.q_rows.batch = p.k_rows.batch = p.v_rows.batch = p.gate_rows.batch = p.out_rows.batch = 256 * 3 * 128;
+    p.beta_rows.batch = 256 * 3;
+  });
+}
+// In fp32's slow path right before and behind a cut.
+TEST(PrefillFusedEmulated, H10_SharesWithValuesBeyondFp16) {
+  PrefillProblem problem({320}, 3, Gate::kBounded);
+  for (size_t i = 0; i < problem.v.size(); i += 41) problem.v[i] = bf16_bits(i % 2 == 0 ? 3e30 : -2e7);
+  expect_balanced_bits(problem, {2});
+}
+
 TEST(PrefillFusedEmulated, S06_StagedSegments) {
   PrefillProblem problem({580}, 1, Gate::kBounded, -12.0);
   problem.segments = 4, problem.is_staged = true;
@@ -277,10 +375,22 @@ TEST(PrefillFusedEmulated, S08_FormsByHostFacts) {
   EXPECT_EQ(choose(128, 96, 131072, true).segments, 1);
   EXPECT_EQ(choose(0, 12, 0, true).segments, 1);
   EXPECT_EQ(choose(1, 12, 1, true).segments, 1);
+  // More works than clusters: time is shared out, in a batch only where whole works leave some idle.
+  for (const Diagonal diagonal : {Diagonal::kAnchored, Diagonal::kDyadic}) {
+    for (const bool may_cut : {true, false}) {
+      EXPECT_TRUE(choose_form({1, 96, 8192, 132, may_cut, true, diagonal}).is_balanced);
+      EXPECT_TRUE(choose_form({8, 12, 16384, 132, may_cut, true, diagonal}).is_balanced);
+      EXPECT_TRUE(choose_form({6, 64, 8192, 132, may_cut, true, diagonal}).is_balanced);
+      EXPECT_FALSE(choose_form({1, 64, 8192, 132, may_cut, true, diagonal}).is_balanced);
+      EXPECT_FALSE(choose_form({2, 66, 8192, 132, may_cut, true, diagonal, true}).is_balanced);
+      EXPECT_FALSE(choose_form({4, 32, 400, 132, may_cut, true, diagonal}).is_balanced);
+      EXPECT_FALSE(choose_form({193, 12, 386000, 132, may_cut, false, diagonal}).is_balanced);
+    }
+  }
   // The dyadic form's preparation takes longer, in every form.
   const CallFacts bounded{1, 32, 8192, 132, true, true, Diagonal::kAnchored};
   const CallFacts any_gate{1, 32, 8192, 132, true, true, Diagonal::kDyadic};
-  for (const Form& form : {Form{}, Form{1, true}, Form{4, true}, beside_form(bounded)})
+  for (const Form& form : {Form{}, Form{1, false, 0, 0, true}, Form{1, true}, Form{4, true}, beside_form(bounded)})
     EXPECT_GT(expected_microseconds(any_gate, form), expected_microseconds(bounded, form));
 }
 

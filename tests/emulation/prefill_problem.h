@@ -17,6 +17,7 @@ struct PrefillProblem {
   bool gates_are_f32 = false;
   int segments = 1;
   bool is_staged = false;  // prepared apart from the chain
+  bool is_balanced = false;  // works shared out by time
   int wave = 0;            // works that chains beside the preparation run at once
   float a_log = 0;
   std::vector<uint16_t> q, k, v, beta;  // bf16, [T, H, 128], beta logits [T, H]

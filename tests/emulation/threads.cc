@@ -2,6 +2,7 @@
 
 #include <ucontext.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <csetjmp>
 #include <cstdio>
@@ -81,10 +82,11 @@ struct Cluster {
   std::condition_variable changed;
   int ready = 0;
   uint32_t turn = 0;
+  std::atomic<bool>* waits = nullptr;
 };
-Cluster* cluster = nullptr;
+thread_local Cluster* cluster = nullptr;
 thread_local Cta* cta = nullptr;
-uint64_t races = 0;
+std::atomic<uint64_t> races = 0;
 
 Fiber& running() { return cta->fibers[cta->current]; }
 int warps_per_cta() { return static_cast<int>(cta->warps.size()); }
@@ -159,10 +161,12 @@ void fiber_main() {
 }
 
 // Of clusters that are done.
+std::mutex spare_mutex;
 std::vector<std::unique_ptr<char[]>> spare_stacks;
 std::vector<std::unique_ptr<AccessLog>> spare_logs;
 
 std::unique_ptr<AccessLog> make_log() {
+  const std::lock_guard<std::mutex> lock(spare_mutex);
   if (spare_logs.empty()) return std::make_unique<AccessLog>(kSharedBytes);
   std::unique_ptr<AccessLog> log = std::move(spare_logs.back());
   spare_logs.pop_back();
@@ -171,6 +175,7 @@ std::unique_ptr<AccessLog> make_log() {
 }
 
 void make_fiber(Fiber& fiber) {
+  const std::lock_guard<std::mutex> lock(spare_mutex);
   if (spare_stacks.empty()) {
     fiber.stack.reset(new char[kStackBytes]);  // not cleared
   } else {
@@ -205,8 +210,8 @@ bool run_fibers(bool& all_done) {
   return any;
 }
 
-void run_cta(Cta* mine, unsigned block, unsigned grid, const std::function<unsigned char*()>& memory) {
-  cta = mine;
+void run_cta(Cluster* all, Cta* mine, unsigned block, unsigned grid, const std::function<unsigned char*()>& memory) {
+  cluster = all, cta = mine;
   blockIdx.x = block, gridDim.x = grid;
   const uint32_t ctas = static_cast<uint32_t>(cluster->ctas.size());
   std::unique_lock<std::mutex> lock(cluster->mutex);
@@ -230,9 +235,10 @@ void run_cta(Cta* mine, unsigned block, unsigned grid, const std::function<unsig
 }  // namespace
 
 void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, const std::function<void()>& kernel,
-                 const std::function<unsigned char*()>& memory) {
+                 const std::function<unsigned char*()>& memory, std::atomic<bool>* waits) {
   Cluster all;
   all.kernel = kernel;
+  all.waits = waits;
   for (int rank = 0; rank < ctas; ++rank) {
     auto& one = *all.ctas.emplace_back(std::make_unique<Cta>());
     one.rank = static_cast<uint32_t>(rank);
@@ -243,17 +249,24 @@ void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, con
     one.meetings.resize(one.warps.size());
     one.words.resize(static_cast<size_t>(threads) * 2 * 8);
   }
-  cluster = &all;
   std::vector<std::thread> workers;
   for (int rank = 1; rank < ctas; ++rank)
-    workers.emplace_back([&, rank] { run_cta(all.ctas[rank].get(), first_block + rank, grid, memory); });
-  run_cta(all.ctas[0].get(), first_block, grid, memory);
+    workers.emplace_back([&, rank] { run_cta(&all, all.ctas[rank].get(), first_block + rank, grid, memory); });
+  run_cta(&all, all.ctas[0].get(), first_block, grid, memory);
   for (std::thread& worker : workers) worker.join();
   cluster = nullptr;
+  const std::lock_guard<std::mutex> lock(spare_mutex);
   for (const auto& one : all.ctas) {
     spare_logs.push_back(std::move(one->log));
     for (Fiber& fiber : one->fibers) spare_stacks.push_back(std::move(fiber.stack));
   }
+}
+
+// The fibers of this CTA go on; those of the cluster's other CTAs wait for their turn.
+void poll_again() {
+  if (cluster->waits != nullptr) *cluster->waits = true;
+  std::this_thread::sleep_for(std::chrono::microseconds(100));
+  switch_to_scheduler(running());
 }
 
 int lane() { return cta->current % 32; }

@@ -5,6 +5,7 @@
 // bit 24. Everything "asynchronous" happens at once, which is one of the orders that the hardware may choose.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -15,9 +16,12 @@ constexpr uint32_t kSharedBase = 0x400;
 
 // Runs `kernel` in a cluster of `ctas` blocks of `threads` threads, the blocks first_block, ... of `grid`. `memory`
 // gives the calling CTA's dynamic shared memory, which is filled with ones before. Ends the process if no thread can
-// go on, or where shared memory is misused.
+// go on, or where shared memory is misused. `waits`: set while a thread finds that another cluster has not yet
+// written what it polls; clusters on several operating-system threads run at the same time.
 void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, const std::function<void()>& kernel,
-                 const std::function<unsigned char*()>& memory);
+                 const std::function<unsigned char*()>& memory, std::atomic<bool>* waits = nullptr);
+// A word of global memory that this thread polls is not yet set.
+void poll_again();
 
 int lane();
 // 8 words of each lane of this warp, written before the next meeting, then read until the one after it: there are two

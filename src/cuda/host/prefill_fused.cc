@@ -155,18 +155,23 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
   // For runs whose rows this kernel cannot load, in plans that did not ask for it by name.
   void set_fallback(std::unique_ptr<Kernel<Prefill>> kernel) { fallback_ = std::move(kernel); }
 
-  // Books the stages and the segment space (S-6, S-8) for every run that these bounds allow.
+  // Books the stages or what clusters leave to one another, and the segment space (S-6, S-8), for every run that
+  // these bounds allow.
   void book_space(WorkspaceBook& book) {
     const int64_t most = std::min(desc_.max_sequences, fused::kMostStagedSequences);
     for (int64_t n = 1; n <= most; ++n) {
       for (int64_t tokens = desc_.max_tokens; tokens >= 1; tokens /= 2) {
         const Space wanted = space(n, tokens, false);
         booked_.segment_bytes = std::max(booked_.segment_bytes, wanted.segment_bytes);
-        booked_.stage_bytes = std::max(booked_.stage_bytes, wanted.stage_bytes);
+        booked_.scratch_bytes = std::max(booked_.scratch_bytes, wanted.scratch_bytes);
       }
     }
+    const bool may_balance = desc_.max_checkpoints == 0 &&
+                             most * desc_.attention.num_value_heads > fused::fused_clusters(multiprocessors_);
+    if (may_balance)
+      booked_.scratch_bytes = std::max(booked_.scratch_bytes, fused::balance_workspace(multiprocessors_));
     if (booked_.segment_bytes > 0) segment_section_ = book.book_bytes("segments", booked_.segment_bytes);
-    if (booked_.stage_bytes > 0) stage_section_ = book.book_bytes("scratch", booked_.stage_bytes);
+    if (booked_.scratch_bytes > 0) scratch_section_ = book.book_bytes("scratch", booked_.scratch_bytes);
   }
 
   Status run(const kda_prefill_args& args, const WorkspaceGrant& workspace, void* stream) const override {
@@ -179,13 +184,14 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     fill_checkpoints(args, p);
     const int64_t tokens = args.q.rank > 3 ? p.tokens * p.sequences : p.tokens;
     const Space wanted = space(p.sequences, tokens, args.q.rank > 3);
-    if (wanted.segment_bytes <= booked_.segment_bytes && wanted.stage_bytes <= booked_.stage_bytes) {
+    if (wanted.segment_bytes <= booked_.segment_bytes && wanted.scratch_bytes <= booked_.scratch_bytes) {
       p.segments = wanted.form.segments, p.wave = wanted.form.wave, p.prepare_ctas = wanted.form.prepare_ctas;
       if (wanted.segment_bytes > 0) p.segment_space = workspace.get<float>(segment_section_);
-      if (wanted.stage_bytes > 0) p.stages = workspace.get<char>(stage_section_);
+      if (wanted.form.is_staged) p.stages = workspace.get<char>(scratch_section_);
+      if (wanted.form.is_balanced) p.balance_space = workspace.get<float>(scratch_section_);
     }
     if (present(args.stages) && fused::may_be_staged(p)) {
-      p.segments = 1, p.wave = 0, p.stages_are_ready = 1;
+      p.segments = 1, p.wave = 0, p.stages_are_ready = 1, p.balance_space = nullptr;
       KDA_RETURN_IF_ERROR(give_stages(args.stages, p));
     }
     if (says_forms_) say_form(p, tokens);
@@ -195,11 +201,13 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
  private:
   // With KDA_VERBOSE, which form a run takes, where it is another than the last one's.
   void say_form(const fused::Params& p, int64_t tokens) const {
-    const int form = 4 * p.segments + (p.stages != nullptr ? 1 : 0) + (p.wave > 0 ? 2 : 0);
+    const int form =
+        8 * p.segments + (p.stages != nullptr ? 1 : 0) + (p.wave > 0 ? 2 : 0) + (p.balance_space != nullptr ? 4 : 0);
     if (said_form_.exchange(form) == form) return;
     std::string text = "prefill fused: " + std::to_string(p.sequences) + " sequences, " + std::to_string(tokens) +
                        " tokens, " + std::to_string(p.value_heads) + " value heads: ";
     text += p.stages != nullptr ? "staged" : "fused in one kernel";
+    if (p.balance_space != nullptr) text += ", works shared out by time";
     if (p.wave > 0) text += ", chains beside their preparation";
     if (p.segments > 1) text += ", at most " + std::to_string(p.segments) + " segments a sequence";
     log_message(KDA_LOG_INFO, text);
@@ -208,7 +216,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
   // What a run of this size wants of the workspace; nothing where there are checkpoints, which the fused form serves.
   struct Space {
     fused::Form form;
-    int64_t segment_bytes = 0, stage_bytes = 0;
+    int64_t segment_bytes = 0, scratch_bytes = 0;
   };
   Space space(int64_t sequences, int64_t tokens, bool is_even) const {
     Space space;
@@ -218,7 +226,8 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     space.form = fused::choose_form({sequences, heads, tokens, multiprocessors_, may_cut,
                                      sequences <= fused::kMostStagedSequences, diagonal_, is_even});
     space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, space.form.segments);
-    if (space.form.is_staged) space.stage_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
+    if (space.form.is_staged) space.scratch_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
+    if (space.form.is_balanced) space.scratch_bytes = fused::balance_workspace(multiprocessors_);
     return space;
   }
 
@@ -277,7 +286,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
   mutable std::atomic<int> said_form_{0};
   std::unique_ptr<Kernel<Prefill>> fallback_;
   Space booked_;
-  WorkspaceBook::Id segment_section_{}, stage_section_{};
+  WorkspaceBook::Id segment_section_{}, scratch_section_{};
 };
 
 Result<std::unique_ptr<Kernel<Prefill>>> create(const kda_prefill_desc& desc, const Context& context,

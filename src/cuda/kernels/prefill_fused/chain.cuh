@@ -34,6 +34,12 @@ struct LoadedRing {
   using Plan = ChainShared<kGroups>;
   static constexpr uint32_t kCount = Plan::kStages, kCtas = kChainCtas<kGroups>;
   static constexpr bool kCheckpoints = false;  // the fused form serves them
+  static constexpr bool kHandsOver = false;
+  __device__ static int64_t first(const Params& p) { return first_work(p, kCtas); }
+  __device__ static int64_t next(const Params& p, int64_t w) { return next_work(p, w, kCtas); }
+  __device__ static Work load(const Params& p, int64_t w) { return load_work(p, w); }
+  __device__ static StateSource source(const Params& p, const Work& work) { return work_source(p, work); }
+  __device__ static StateTarget target(const Params& p, const Work& work) { return work_target(p, work); }
   __device__ static void release(uint32_t empty, uint32_t, int lane) {
     if (lane < static_cast<int>(kCtas)) ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(empty, lane));
   }

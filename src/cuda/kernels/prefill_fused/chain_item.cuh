@@ -261,8 +261,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
   const uint32_t first_row = rank * kRowsPerCta + 16 * me.warp;
   const uint32_t barriers = shared + Plan::kBarriers;
   OpenWork& open = *reinterpret_cast<OpenWork*>(s_memory + Plan::kOpenWorks + me.warp * kOpenWorkBytes);
-  const int64_t works = work_count(p);  // below 2^31
-  auto w = static_cast<uint32_t>(first_work(p, Ring::kCtas));
+  const auto works = static_cast<uint32_t>(work_count(p));  // below 2^31
+  auto w = static_cast<uint32_t>(Ring::first(p));
   StageCursor<Ring::kCount> ring;
   Traffic traffic(shared, me);
   float state[64];
@@ -271,19 +271,22 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
   while (true) {
     const int row = static_cast<int>(renew(first_row));  // what is made from it is not kept across the items
     Work next;
-    for (; w < works; w = static_cast<uint32_t>(next_work(p, w, Ring::kCtas))) {
-      next = load_work(p, w);
-      if (next.sequence >= 0 && next.is_active) break;
-      if (next.sequence >= 0 && next.checkpoint < 0) clear_output(p, next, row, me);
+    bool is_open = false;
+    while (!is_open && w < works) {
+      next = Ring::load(p, w);
+      w = static_cast<uint32_t>(Ring::next(p, w));
+      is_open = next.sequence >= 0 && next.is_active;
+      if (!is_open && next.sequence >= 0 && next.checkpoint < 0) clear_output(p, next, row, me);
     }
-    const bool is_open = w < works;
     StateSource source;
     if (is_open) {
-      if (me.lane == 0) open = {next, work_target(p, next)};
+      if (me.lane == 0) open = {next, Ring::target(p, next)};
       __syncwarp();
       traffic.open(p, next, row, me);
-      source = work_source(p, next);
-      w = static_cast<uint32_t>(next_work(p, w, Ring::kCtas));
+      source = Ring::source(p, next);
+    }
+    if constexpr (Ring::kHandsOver) {
+      if (__builtin_expect(next.part == Part::kRest, 0)) Ring::wait_for_state(row);
     }
     exchange_state(state, rows, target, source, next.is_map, row, me);
     if (!is_open) return;
@@ -332,6 +335,11 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
             store_state(state, rows, checkpoint_target(p, work.sequence, work.head, c), row, me);
         due = next_checkpoint(p, work.sequence, work.span.length, due);
       }
+    }
+    // The vote says that the branch is uniform: ptxas would guard every product of the loop otherwise.
+    if constexpr (Ring::kHandsOver) {
+      if (__any_sync(0xffffffffu, work.part == Part::kFirst))
+        Ring::leave_state(state, rows, static_cast<int>(renew(first_row)), me);
     }
     target = open.target;
     traffic.close(p, work, row, me);

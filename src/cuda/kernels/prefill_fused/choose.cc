@@ -17,6 +17,8 @@ struct ItemCosts {
 };
 constexpr ItemCosts kAnchored{1.645, 2.32, 2.04, 4}, kDyadic{2.24, 3.07, 2.84, 3};
 constexpr double kFusedStart = 5, kFusedWork = 4.1, kFusedFirst = 1.75;  // of a work, less where it has few items
+// Clearing of words, cutting of shares, handing over; what shares must save.
+constexpr double kBalanceStart = 7.5, kBalanceGain = 1.015;
 constexpr double kStageStart = 4, kStageOrder = 1e-3;  // and the order of sequences, by their number's square
 constexpr double kLoneItem = 0.82;                     // a step of a chain on two SMs
 constexpr double kChainWork = 2.6, kChainStart = 8;
@@ -56,11 +58,34 @@ Size size_of(const CallFacts& call, int segments) {
   return size;
 }
 
+int64_t clusters_of(const CallFacts& call) { return fused_clusters(call.sm_count); }
+
+double fused_work_time(double items, const CallFacts& call) {
+  return costs_of(call).fused * items + std::min(kFusedWork, kFusedFirst * items);
+}
+
 double fused_time(int64_t works, int64_t items, const CallFacts& call) {
-  const int64_t turns = rounds(works, std::max(1, call.sm_count / 2));
-  const auto steps = static_cast<double>(items);
-  return kFusedStart +
-         static_cast<double>(turns) * (costs_of(call).fused * steps + std::min(kFusedWork, kFusedFirst * steps));
+  const int64_t turns = rounds(works, clusters_of(call));
+  return kFusedStart + static_cast<double>(turns) * fused_work_time(static_cast<double>(items), call);
+}
+
+// `longest`: of the sequences, of their mean.
+double balanced_time(const Size& size, const CallFacts& call, double longest) {
+  const auto items = static_cast<double>(size.items), clusters = static_cast<double>(clusters_of(call));
+  const double share = static_cast<double>(size.units) / clusters * fused_work_time(items, call);
+  return kFusedStart + kBalanceStart + std::max(share, fused_work_time(longest * items, call)) + kFusedWork;
+}
+
+// Where lengths are not known, works that are dealt out are expected to keep the others waiting for half a work, and
+// even ones must not lose.
+bool is_worth_balancing(const CallFacts& call) {
+  const Size size = size_of(call, 1);
+  if (size.units <= clusters_of(call) || call.sequences > kMostStagedSequences) return false;
+  const double dealt = fused_time(size.units, size.items, call), balanced = balanced_time(size, call, 1);
+  if (dealt >= kBalanceGain * balanced) return true;
+  if (call.is_even || call.sequences == 1 || balanced > dealt) return false;
+  const double turns = static_cast<double>(size.units) / static_cast<double>(clusters_of(call)) + 0.5;
+  return kFusedStart + turns * fused_work_time(static_cast<double>(size.items), call) >= kBalanceGain * balanced;
 }
 
 double chain_time(int64_t works, int64_t items, const StepCosts& step, int sm_count, double longest = 1) {
@@ -92,9 +117,10 @@ double beside_time(const Size& size, const Form& form, const CallFacts& call, do
 
 // Several sequences, whole, the preparation first: then the longest alone keeps the others' SMs idle. Chains of one
 // SM each beside the preparation hide it. They are taken where they gain as much by uneven sequences as they lose by
-// even ones.
-bool is_better_beside(const CallFacts& call, const Form& lone) {
+// even ones. Balanced, the longest takes longer than such a chain, and holds everything up as it does there.
+bool is_better_beside(const CallFacts& call, const Form& best, const Form& lone) {
   const Size size = size_of(call, 1);
+  if (best.is_balanced) return beside_time(size, lone, call, kUneven) < balanced_time(size, call, kUneven);
   double gain = 0;
   for (const double longest : {1.0, kUneven})
     gain += preparation_time(size, call) + chain_time(size.units, size.steps, kWholeStep, call.sm_count, longest) -
@@ -110,6 +136,7 @@ double expected_microseconds(const CallFacts& call, const Form& form) {
   if (is_empty(call)) return 0;
   const Size size = size_of(call, form.segments);
   if (form.wave > 0) return beside_time(size, form, call, 1);
+  if (form.is_balanced) return balanced_time(size, call, 1);
   const int64_t summaries = size.units * (2 * size.pieces - 3), all = size.units * size.pieces;
   double time = form.is_staged ? preparation_time(size, call) : 0;
   const auto add = [&](int64_t works, const StepCosts& step) {
@@ -132,6 +159,7 @@ Form beside_form(const CallFacts& call, int chain_sms) {
 Form choose_form(const CallFacts& call) {
   Form best;
   if (is_empty(call)) return best;
+  best.is_balanced = is_worth_balancing(call);
   double limit = kGain * expected_microseconds(call, best);
   const auto consider = [&](const Form& form) {
     const double time = expected_microseconds(call, form);
@@ -145,10 +173,10 @@ Form choose_form(const CallFacts& call) {
     consider({segments, false});
     if (call.may_stage) consider({segments, true});
   }
-  const bool is_staged_whole = best.is_staged && best.segments == 1 && best.wave == 0;
-  if (is_staged_whole && call.sequences > 1 && !call.is_even) {
+  const bool is_whole = best.is_balanced || (best.is_staged && best.segments == 1 && best.wave == 0);
+  if (is_whole && call.may_stage && call.sequences > 1 && !call.is_even) {
     const Form lone = beside_form(call, 1);
-    if (lone.wave > 0 && is_better_beside(call, lone)) return lone;
+    if (lone.wave > 0 && is_better_beside(call, best, lone)) return lone;
   }
   return best;
 }

@@ -7,6 +7,7 @@
 
 #include "cuda/kernels/prefill_fused/chain_item.cuh"
 #include "cuda/kernels/prefill_fused/produce.cuh"
+#include "cuda/ptx/signal.h"
 
 namespace kda::cuda::prefill_fused {
 
@@ -15,8 +16,27 @@ struct SharedRing {
   using Plan = Shared;
   static constexpr uint32_t kCount = kStages, kCtas = kClusterSize;
   static constexpr bool kCheckpoints = true;
+  static constexpr bool kHandsOver = true;  // parts of works, see balance.cuh
+  __device__ static int64_t first(const Params& p) { return first_fused_work(p); }
+  __device__ static int64_t next(const Params& p, int64_t w) { return next_fused_work(p, w); }
+  __device__ static Work load(const Params& p, int64_t w) { return load_fused_work(p, w); }
+  __device__ static StateSource source(const Params& p, const Work& work) { return fused_source(p, work); }
+  __device__ static StateTarget target(const Params& p, const Work& work) { return fused_target(p, work); }
   __device__ static void release(uint32_t empty, uint32_t slot, int lane) {
     if (lane == 0) ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(empty, slot % kClusterSize));
+  }
+  // A warp's rows of the state between the parts of a work: the same warp stores and loads them.
+  __device__ static void wait_for_state(int row) {
+    const uint32_t* flag = cluster_share().taken_flags + row / 16;
+    while (ptx::load_acquire(flag) == 0) continue;
+  }
+  __device__ static void leave_state(const float (&state)[64], const RowScales& rows, int row,
+                                     const ConsumerLane& me) {
+    float* to = ptx::in_global(cluster_share().left + lane_in_matrix(row, me));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) store_rows(state, rows, to, r);
+    __syncwarp();  // every lane's stores before the one release
+    if (me.lane == 0) ptx::store_release(cluster_share().left_flags + row / 16, 1u);
   }
 };
 
@@ -26,9 +46,9 @@ struct OwnTraffic {
   static constexpr bool kAhead = false;       // registers are short
   static constexpr bool kPairs = false;       // the loop would not fit the instruction cache
   uint32_t tiles;
-  RowCursor cursor;
+  RowCursor cursor = {};
   StagedOutput last;
-  int staged;  // outputs of the item before that wait in its tile
+  int staged = 0;  // outputs of the item before that wait in its tile
   __device__ OwnTraffic(uint32_t shared, const ConsumerLane& me) : tiles(shared + Shared::kValues + me.warp * 4096) {}
   __device__ uint32_t tile(int index) const { return tiles + (index & 3) * 1024; }
   __device__ int rows(int index) const { return item_rows(index, cursor.items, cursor.tail); }

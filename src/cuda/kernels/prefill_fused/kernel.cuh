@@ -2,14 +2,15 @@
 // figures: docs/kernels/prefill.md.
 //
 // Grid: clusters of two CTAs, persistent; cluster i takes works i, i + clusters, ... of the list (sequences longest
-// first) x (value heads). The two CTAs own 64 value rows each and share all preparation.
+// first) x (value heads), or a share of their time (balance.cuh). The two CTAs own 64 value rows each and share all
+// preparation.
 // Block: warps 0-3 run the serial chain (consume.cuh, recurrence.cuh); warps 4-7 and 8-11 are two preparing
 // warpgroups (produce.cuh). Item i of a cluster (32 tokens) is prepared by group i/2 % 2 of CTA i % 2 into stage i %
-// 4 of both. Shared memory: shared_plan.cuh. Waiting: produce.cuh, consume.cuh; nobody waits for another cluster
-// (F28). Precision: gates, decays, norms, scores, accumulators and state fp32; operands fp16 of one term, K^ and T'
-// two terms, blocks of the inverse two tf32 terms (N-6); state, right-hand side and U scaled by a causal power of
-// two, with an fp32 slow path (N-7). Limits: rows start at multiples of 16 bytes; at most one live write per slot
-// (P-8).
+// 4 of both. Shared memory: shared_plan.cuh. Waiting: produce.cuh, consume.cuh; for another cluster only
+// as balance.cuh says (F28). Precision: gates, decays, norms, scores, accumulators and state fp32; operands fp16 of
+// one term, K^ and T' two terms, blocks of the inverse two tf32 terms (N-6); state, right-hand side and U scaled by a
+// causal power of two, with an fp32 slow path (N-7). Limits: rows start at multiples of 16 bytes; at most one live
+// write per slot (P-8).
 #pragma once
 
 #include "cuda/kernels/prefill_fused/consume.cuh"
@@ -30,6 +31,10 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
 
   share_params(p);
   list_sequences(p, kThreads);
+  if (p.balance_space != nullptr) {
+    __syncthreads();
+    if (threadIdx.x < 32) cut_share(static_cast<int>(threadIdx.x));
+  }
   for (uint32_t i = 0; i < kStages; ++i)
     clear_triangles(shared + Shared::kStage + i * Stage::kStride, threadIdx.x, kThreads);
   if (threadIdx.x == 0) {

@@ -65,7 +65,12 @@ namespace {
 cudaError_t launch_pass(const Params& params, Gate gate, Real gate_type, int64_t works, int sm_count,
                         cudaStream_t stream) {
   if (params.stages != nullptr) return launch_chain(params, works, sm_count, stream);
-  const int64_t clusters = std::min<int64_t>(works, std::max(1, sm_count / kClusterSize));
+  const int64_t clusters = std::min<int64_t>(works, fused_clusters(sm_count));
+  if (params.balance_space != nullptr) {
+    const cudaError_t error = cudaMemsetAsync(params.balance_space + clusters * kMatrix, 0,
+                                              static_cast<size_t>(clusters) * kLeftFlags * 4, stream);
+    if (error != cudaSuccess) return error;
+  }
   return launch_kernel(find_kernel(gate, gate_type, diagonal_for(gate, params.lower_bound, params.normalize != 0)),
                        {clusters * kClusterSize, kThreads, Shared::kBytes}, params, stream);
 }
@@ -82,7 +87,7 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
   pass.stage_positions = staged_positions(params);
   if (!may_be_staged(params)) pass.stages = nullptr;
   if (params.pass == Pass::kMaps) {
-    pass.wave = 0;
+    pass.wave = 0, pass.balance_space = nullptr;
     const bool is_staged = pass.stages != nullptr;
     const cudaError_t error = is_staged ? launch_stages(pass, gate, gate_type, sm_count, stream) : cudaSuccess;
     return error != cudaSuccess ? error : launch_pass(pass, gate, gate_type, 2 * units, sm_count, stream);
@@ -90,6 +95,7 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
   pass.pass = Pass::kWhole;
   const bool is_cut = params.segments > 1 && params.checkpoints == 0 && params.segment_space != nullptr;
   if (is_cut || pass.stages == nullptr) pass.wave = 0;
+  if (is_cut || pass.stages != nullptr || !may_be_balanced(params, sm_count)) pass.balance_space = nullptr;
   if (pass.stages != nullptr && params.stages_are_ready == 0) {
     const cudaError_t error = launch_stages(pass, gate, gate_type, sm_count, stream);
     if (error != cudaSuccess) return error;
@@ -109,6 +115,17 @@ bool may_be_staged(const Params& params) {
   return params.checkpoints == 0 && params.sequences <= Tables::kMaxTabled && params.state_in_slots <= 0x7fffffff &&
          params.state_out_slots <= 0x7fffffff && staged_positions(params) * params.value_heads <= 0x7fffffff;
 }
+
+// Works in the table, more of them than clusters, and the line of all, any of which may have all tokens, counted in
+// 31 bits.
+bool may_be_balanced(const Params& params, int sm_count) {
+  const int64_t works = params.sequences * params.value_heads;
+  return params.checkpoints == 0 && params.sequences <= Tables::kMaxTabled && params.state_in_slots <= 0x7fffffff &&
+         params.state_out_slots <= 0x7fffffff && works > fused_clusters(sm_count) &&
+         works <= 0x7fffffff / (2 * (params.tokens / kChunk) + 8);
+}
+
+int64_t balance_workspace(int sm_count) { return int64_t{fused_clusters(sm_count)} * (kMatrix + kLeftFlags) * 4; }
 
 int64_t staged_positions(const Params& params) {
   const bool is_packed = params.cu_seqlens.data != nullptr || params.begin.data != nullptr;

@@ -102,6 +102,10 @@ struct Params {
   Pass pass = Pass::kWhole;
   float* segment_space = nullptr;  // per (sequence, head): [2 segments - 2] matrices [128, 128], see segments.cuh
 
+  // With whole sequences, no checkpoints and no stages: works are shared out by time (balance.cuh); null: by number.
+  // States [clusters, 128, 128] that one cluster leaves to the next, then a word for each of its 8 consumer warps.
+  float* balance_space = nullptr;
+
   // The staged form (stages.cuh): every item's stage [stage_positions, HV] in memory; null: the fused form.
   void* stages = nullptr;
   int64_t stage_positions = 0;   // set by the launcher: staged_positions()
@@ -117,6 +121,12 @@ struct Params {
 cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
 // Bytes of Params::segment_space; 0 for segments <= 1.
 int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, int segments);
+// Params::balance_space, aligned to 256, is used where the call allows it: balance_workspace() bytes, whose contents
+// before do not matter.
+bool may_be_balanced(const Params& params, int sm_count);
+// Of the fused form, at most.
+constexpr int fused_clusters(int sm_count) { return sm_count < 4 ? 1 : sm_count / 2; }
+int64_t balance_workspace(int sm_count);
 // The staged form, taken where Params::stages is set and the call allows it: no checkpoints, not too many
 // sequences. Params::stages must hold staged_workspace() bytes for the call's positions, aligned to 256; contents do
 // not matter.

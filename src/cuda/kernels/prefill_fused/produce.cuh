@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "cuda/kernels/prefill_fused/balance.cuh"
 #include "cuda/kernels/prefill_fused/prepare_gates.cuh"
 #include "cuda/kernels/prefill_fused/solve.cuh"
 #include "cuda/ptx/mbarrier.h"
@@ -27,11 +28,6 @@ struct Position {
   int index, items;
 };
 
-// The parameters for functions that are not inlined: of a reference to the kernel's own these read every field from
-// global memory (500 cycles each on an H200, docs/kernels/prefill.md).
-__device__ __forceinline__ const Params& shared_params() {
-  return *reinterpret_cast<const Params*>(s_memory + Shared::kParams);
-}
 // All threads of the CTA; a barrier must follow.
 __device__ __forceinline__ void share_params(const Params& p) {
   static_assert(sizeof(Params) % 8 == 0 && sizeof(Params) / 8 <= kThreads);
@@ -51,10 +47,10 @@ __device__ __noinline__ Position open_work(Position position, uint32_t area, int
   do {
     position.index -= position.items;
     if (w >= works) return {0, 0};
-    work = load_work(p, w);
+    work = load_fused_work(p, w);
     position.items = work.items;
-    w = next_work(p, w, kClusterSize);
-    if (group == 0 && index_in_group == 32 && work.items > 0)
+    w = next_fused_work(p, w);
+    if (group == 0 && index_in_group == 32 && work.items > 0 && work.part != Part::kRest)
       prefetch_state(p, work, ptx::cluster_rank() * kRowsPerCta, kRowsPerCta);
   } while (position.index >= position.items);
   const HeadGate head = load_head(p, work.head, index_in_group);
@@ -240,7 +236,7 @@ __device__ __forceinline__ void produce(const Params& p) {
   {
     const RingPlace at(thread);
     if (at.me.index() == 0)
-      ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_work(p, kClusterSize)));
+      ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(first_fused_work(p)));
     ptx::named_barrier(1 + at.me.group, 128);
     position = open_work<C>({static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
     if (position.items != 0) {

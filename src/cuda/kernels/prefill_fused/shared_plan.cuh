@@ -55,6 +55,7 @@ constexpr uint32_t kScratchBytes = 16384;  // of a producer group
 constexpr uint32_t kGroupBytes = 6912;     // GroupArea
 constexpr uint32_t kUnitBytes = 128;       // UnitArea
 constexpr uint32_t kOpenWorkBytes = 128;   // OpenWork, of a consumer warp
+constexpr uint32_t kShareBytes = 48;       // Share
 
 // The fused kernel. What a producer group has lies together, from a multiple of 1024 on: one register holds the place
 // and the thread's index.
@@ -65,7 +66,8 @@ struct Shared {
   static constexpr uint32_t kArea = kScratchBytes;  // of a group, behind its scratch: GroupArea
   static constexpr uint32_t kGroupStride = 23 * 1024;
   static constexpr uint32_t kBarriers = kGroups + kProducerGroups * kGroupStride;  // full[4], empty[4]
-  static constexpr uint32_t kOpenWorks = kBarriers + 64;
+  static constexpr uint32_t kShare = kBarriers + 64;
+  static constexpr uint32_t kOpenWorks = kShare + kShareBytes;
   static constexpr uint32_t kParams = kOpenWorks + 4 * kOpenWorkBytes;  // the kernel's again, see shared_params
   static constexpr uint32_t kBytes = kParams + (sizeof(Params) + 15) / 16 * 16;
 };
@@ -138,6 +140,12 @@ struct SolveArea {
 };
 
 extern __shared__ __align__(1024) unsigned char s_memory[];
+
+// The parameters for functions that are not inlined: of a reference to the kernel's own these read every field from
+// global memory (500 cycles each on an H200, docs/kernels/prefill.md).
+__device__ __forceinline__ const Params& shared_params() {
+  return *reinterpret_cast<const Params*>(s_memory + Shared::kParams);
+}
 
 // Byte of the 16-byte column `column16` of row `row` in an operand of 128-byte rows with 128-byte swizzle.
 __host__ __device__ constexpr uint32_t swizzle_128(uint32_t row, uint32_t column16) {

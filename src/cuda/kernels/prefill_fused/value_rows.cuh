@@ -62,6 +62,14 @@ __device__ __forceinline__ void store_state(const float (&state)[64], const RowS
   }
 }
 
+// Rows g and 8 r more of an fp32 state in whole pairs, from `to` on.
+__device__ __forceinline__ void store_rows(const float (&state)[64], const RowScales& rows, float* to, int r) {
+#pragma unroll
+  for (int n = 0; n < 16; ++n)
+    *reinterpret_cast<float2*>(to + 8 * r * kDim + 8 * n) =
+        float2{state[4 * n + 2 * r] * rows.inverse(r), state[4 * n + 2 * r + 1] * rows.inverse(r)};
+}
+
 // The state of one work goes and the next one's comes, a half on its way while the other half goes.
 __device__ __forceinline__ void exchange_state(float (&state)[64], const RowScales& rows, const StateTarget& target,
                                                const StateSource& source, bool is_map, int row,
@@ -75,12 +83,7 @@ __device__ __forceinline__ void exchange_state(float (&state)[64], const RowScal
         ptx::in_global(static_cast<const float*>(source.base) + source.offset + lane_in_matrix(row, me));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (target.base != nullptr) {
-#pragma unroll
-        for (int n = 0; n < 16; ++n)
-          *reinterpret_cast<float2*>(to + 8 * r * kDim + 8 * n) =
-              float2{state[4 * n + 2 * r] * rows.inverse(r), state[4 * n + 2 * r + 1] * rows.inverse(r)};
-      }
+      if (target.base != nullptr) store_rows(state, rows, to, r);
       if (has_source) {
 #pragma unroll
         for (int n = 0; n < 16; ++n) {

@@ -179,6 +179,9 @@ __device__ inline StateTarget checkpoint_target(const Params& p, int64_t sequenc
   return target;
 }
 
+// A work, or what a cluster leaves to the next one, or takes over (balance.cuh).
+enum class Part : uint8_t { kWhole, kFirst, kRest };
+
 // A work is one run over a (sequence, value head): the run that writes outputs and the final state, or, before it,
 // one for each checkpoint that lies inside a chunk: the call that ends there (K-5), from the same initial state.
 // Checkpoints at chunk ends are stored on the way (next_checkpoint).
@@ -192,6 +195,7 @@ struct Work {
   bool is_map = false;  // runs on S := I, V := 0 (S-3)
   bool has_output = true;
   bool is_active = false;
+  Part part = Part::kWhole;
   Slots slots;
   uint32_t first = 0;  // its first item among the items of all sequences, where these lie in memory (staged.cuh)
 };

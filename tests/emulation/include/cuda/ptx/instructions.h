@@ -60,8 +60,12 @@ void bulk_store_wait() {
   emulation::finish_reads(kPending);
 }
 inline void fence_async_proxy_global() {}
-inline void store_release(uint32_t* p, uint32_t x) { *p = x; }
-inline uint32_t load_acquire(const uint32_t* p) { return *p; }
+inline void store_release(uint32_t* p, uint32_t x) { __atomic_store_n(p, x, __ATOMIC_RELEASE); }
+inline uint32_t load_acquire(const uint32_t* p) {
+  const uint32_t x = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+  if (x == 0) emulation::poll_again();
+  return x;
+}
 
 // mbarrier.h
 inline uint32_t shared_address(const void* p) { return emulation::shared_address(p); }
