@@ -1,10 +1,12 @@
 // Times the fused prefill over the shapes of the targets table: CUDA graphs of >= 20 calls on rotating buffers,
 // rounds in shuffled order beside two copy controls, raw samples to a JSON file. Usage: kda_gpu_prefill_bench
-// [--rounds R] [--filter SUBSTRING] [--gates bench,init,softplus] [--forms auto,fused,balanced,staged,beside,stages]
-// [--segments auto|N,N,...] [--json FILE]; `auto`: as plans choose; `balanced`: fused, works shared out by time;
-// `beside`: the staged form's preparation beside its chains of two SMs each, and, as `beside1`, of one; `stages`: the
-// staged form's first kernel alone, `stagesN`: on N SMs; `waveN`: beside chains of N works at a time, the preparation
-// on the SMs that these leave; `--forms all`: all but the last two, and cuts of long sequences.
+// [--rounds R] [--filter SUBSTRING] [--gates bench,init,softplus]
+// [--forms auto,fused,balanced,staged,beside,stages,cut] [--cuts S:O:R,...] [--json FILE]; `auto`: as plans choose;
+// `balanced`: fused, works shared out by time; `beside`: the staged form's preparation beside its chains of two SMs
+// each, and, as `beside1`, of one; `stages`: the staged form's first kernel alone, `stagesN`: on N SMs; `waveN`:
+// beside chains of N works at a time, the preparation on the SMs that these leave; `cut`: by every cut of the list, S
+// segments with an opening of O and runs of R (`S:O:R:P`: P SMs prepare); `--forms all`: all but the two with N, and
+// some cuts of long sequences.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -143,42 +145,46 @@ int number_behind(const std::string& form, const std::string& name, int sm_count
   std::exit(2);
 }
 
+// Every cut of the list, by the number of preparing SMs that is expected to be best, or the one that the list says.
+void add_cuts(Choices& all, const CallFacts& facts, const std::string& cuts) {
+  for (const std::string& text : split(cuts)) {
+    Cut cut;
+    int ctas = 0;
+    const int fields = std::sscanf(text.c_str(), "%d:%d:%d:%d", &cut.segments, &cut.opening, &cut.run, &ctas);
+    if (fields < 3 || cut.opening < 1 || cut.opening >= cut.segments || cut.run < 1 ||
+        (fields == 4 && (ctas < 2 || ctas > facts.sm_count))) {
+      std::fprintf(stderr, "--cuts: expected S:O:R or S:O:R:P with 1 <= O < S, 1 <= R, 2 <= P <= SMs, got %s\n",
+                   text.c_str());
+      std::exit(2);
+    }
+    Form form = cut_form(facts, cut);
+    if (fields == 4) form.prepare_ctas = ctas;
+    all.emplace_back("cut", form);
+  }
+}
+
 // The forms of a call that are to be measured, by name.
 Choices choices(const CallFacts& facts, const std::string& forms, const std::string& cuts) {
   Choices all;
-  const bool is_long = facts.tokens / facts.sequences >= 512;
-  const auto cut_by = [&](const std::string& form, int segments) {
-    if (segments <= 1 || is_long) all.emplace_back(form, Form{segments, form != "fused"});
-  };
-  const Form balanced{1, false, 0, 0, true};
   const bool may_balance = facts.sequences * facts.value_heads > fused_clusters(facts.sm_count);
-  if (forms == "all") {
-    all.emplace_back("auto", choose_form(facts));
-    cut_by("fused", 1);
-    if (may_balance) all.emplace_back("balanced", balanced);
-    cut_by("staged", 1);
-    all.emplace_back("stages", Form{1, true});
-    add_beside(all, facts);
-    if (facts.sequences == 1 && facts.tokens > 4096 && facts.value_heads <= 32)
-      for (const int segments : {4, 5, 7, 8, 11}) cut_by("staged", segments);
-    return all;
-  }
-  for (const std::string& form : split(forms)) {
+  for (const std::string& form : split(forms == "all" ? "auto,fused,balanced,staged,stages,beside,cut" : forms)) {
     if (form == "auto") all.emplace_back(form, choose_form(facts));
-    else if (form == "balanced") all.emplace_back(form, balanced);
-    else if (form == "stages") all.emplace_back(form, Form{1, true});
+    else if (form == "fused") all.emplace_back(form, Form{});
+    else if (form == "balanced") {
+      if (may_balance) all.emplace_back(form, Form{{}, false, 0, 0, true});
+    } else if (form == "staged" || form == "stages") all.emplace_back(form, Form{{}, true});
     else if (form.rfind("stages", 0) == 0)
-      all.emplace_back(form, Form{1, true, 1, number_behind(form, "stages", facts.sm_count)});
+      all.emplace_back(form, Form{{}, true, 1, number_behind(form, "stages", facts.sm_count)});
     else if (form == "beside") add_beside(all, facts);
     else if (form.rfind("wave", 0) == 0) {
       const int wave = number_behind(form, "wave", facts.sm_count);
-      all.emplace_back(form, Form{1, true, wave, facts.sm_count - wave});
-    } else
-      for (const std::string& count : split(cuts)) {
-        CallFacts alone = facts;
-        alone.may_stage = form == "staged";
-        cut_by(form, count == "auto" ? choose_form(alone).segments : std::atoi(count.c_str()));
-      }
+      all.emplace_back(form, Form{{}, true, wave, facts.sm_count - wave});
+    } else if (form == "cut") {
+      if (facts.sequences == 1 && facts.tokens > 4096 && facts.value_heads <= 32) add_cuts(all, facts, cuts);
+    } else {
+      std::fprintf(stderr, "--forms: expected one of the forms that the usage names, got %s\n", form.c_str());
+      std::exit(2);
+    }
   }
   return all;
 }
@@ -207,13 +213,13 @@ cudaGraphExec_t capture(const Variant& variant, const Buffers& b, int64_t n, int
   p.sequences = n, p.tokens = tokens, p.heads = p.value_heads = static_cast<int32_t>(h);
   p.initial = Initial::kAll;
   p.state_in_stride = p.state_out_stride = h * 16384, p.state_in_slots = p.state_out_slots = n;
-  p.segments = variant.choice.segments;
+  p.cut = variant.choice.cut;
   p.wave = variant.choice.wave, p.prepare_ctas = variant.choice.prepare_ctas;
-  const int64_t cut_bytes = prefill_fused_workspace(n, p.value_heads, p.segments);
+  const int64_t cut_bytes = prefill_fused_workspace(n, p.value_heads, p.cut);
   const int64_t stage_bytes = staged_workspace(staged_positions(p), p.value_heads);
   char* space = static_cast<char*>(shared_space(cut_bytes + stage_bytes + balance_workspace(sm_count)));
   if (variant.choice.is_balanced) p.balance_space = reinterpret_cast<float*>(space);
-  if (p.segments > 1) p.segment_space = reinterpret_cast<float*>(space);
+  if (p.cut.segments > 1) p.segment_space = reinterpret_cast<float*>(space);
   if (variant.choice.is_staged) p.stages = space + cut_bytes;
   p.stage_positions = staged_positions(p);
   cudaGraph_t graph;
@@ -237,19 +243,18 @@ cudaGraphExec_t capture(const Variant& variant, const Buffers& b, int64_t n, int
 
 int main(int argc, char** argv) {
   int rounds = 11;
-  std::string only, json, gate_list = "bench", cut = "auto", form_list = "auto";
+  std::string only, json, gate_list = "bench", cut = "7:3:3,8:4:3,7:2:2,8:3:2,9:4:4", form_list = "auto";
   if (argc % 2 == 0) {
-    std::fprintf(
-        stderr,
-        "usage: %s [--rounds R] [--filter TEXT] [--gates LIST] [--forms LIST] [--segments LIST] [--json FILE]\n",
-        argv[0]);
+    std::fprintf(stderr,
+                 "usage: %s [--rounds R] [--filter TEXT] [--gates LIST] [--forms LIST] [--cuts LIST] [--json FILE]\n",
+                 argv[0]);
     return 2;
   }
   for (int i = 1; i + 1 < argc; i += 2) {
     if (!std::strcmp(argv[i], "--rounds")) rounds = std::atoi(argv[i + 1]);
     if (!std::strcmp(argv[i], "--filter")) only = argv[i + 1];
     if (!std::strcmp(argv[i], "--json")) json = argv[i + 1];
-    if (!std::strcmp(argv[i], "--segments")) cut = argv[i + 1];
+    if (!std::strcmp(argv[i], "--cuts")) cut = argv[i + 1];
     if (!std::strcmp(argv[i], "--gates")) gate_list = argv[i + 1];
     if (!std::strcmp(argv[i], "--forms")) form_list = argv[i + 1];
   }
@@ -347,14 +352,15 @@ int main(int argc, char** argv) {
     if (v.gates.empty()) continue;
     const double us = median(v.samples), floor = v.shape.floor_us * 4.0 / copy_rate;
     std::printf(
-        "%-16s %-8s %-8s %s S=%-2d wave %-3d preparing %-3d expected %6.1f: %8.1f us (min %.1f max %.1f)  floor %.0f "
+        "%-16s %-8s %-8s %s S=%d:%d:%d wave %-3d preparing %-3d expected %6.1f: %8.1f us (min %.1f max %.1f)  floor "
+        "%.0f "
         "= x%.2f  target %.0f = "
         "x%.2f\n",
         v.name.c_str(), v.gates.c_str(), v.form.c_str(),
-        v.choice.is_staged ? "staged  " : (v.choice.is_balanced ? "balanced" : "fused   "), v.choice.segments,
-        v.choice.wave, v.choice.prepare_ctas, v.expected, us, *std::min_element(v.samples.begin(), v.samples.end()),
-        *std::max_element(v.samples.begin(), v.samples.end()), floor, us / floor, v.shape.target_us,
-        us / v.shape.target_us);
+        v.choice.is_staged ? "staged  " : (v.choice.is_balanced ? "balanced" : "fused   "), v.choice.cut.segments,
+        v.choice.cut.opening, v.choice.cut.run, v.choice.wave, v.choice.prepare_ctas, v.expected, us,
+        *std::min_element(v.samples.begin(), v.samples.end()), *std::max_element(v.samples.begin(), v.samples.end()),
+        floor, us / floor, v.shape.target_us, us / v.shape.target_us);
   }
   if (!json.empty()) {
     std::ofstream file(json);
@@ -362,7 +368,8 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < variants.size(); ++i) {
       file << (i ? ",\n" : "") << "{\"name\": \"" << variants[i].name << "\", \"form\": \"" << variants[i].form
            << "\", \"staged\": " << (variants[i].choice.is_staged ? "true" : "false")
-           << ", \"expected_us\": " << variants[i].expected << ", \"segments\": " << variants[i].choice.segments
+           << ", \"expected_us\": " << variants[i].expected << ", \"segments\": " << variants[i].choice.cut.segments
+           << ", \"opening\": " << variants[i].choice.cut.opening << ", \"run\": " << variants[i].choice.cut.run
            << ", \"balanced\": " << (variants[i].choice.is_balanced ? "true" : "false")
            << ", \"wave\": " << variants[i].choice.wave << ", \"prepare_ctas\": " << variants[i].choice.prepare_ctas
            << ", \"gates\": \"" << variants[i].gates << "\", \"us\": [";

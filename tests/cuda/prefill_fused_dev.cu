@@ -356,18 +356,24 @@ void output_list() {
 
 // S-6: the same problems with sequences cut, whose errors must stay within the same limits; long ones; bits.
 void segments() {
-  default_segments = 4;
+  default_staged = true;
+  default_wave = 1, default_prepare_ctas = 60;
+  default_cut = {4, 1, 1};
   mixed();
   distributions();
-  for (int count : {2, 3, 8}) {
-    default_segments = count;
-    Problem c = basic(("T=8192, " + std::to_string(count) + " segments").c_str(), {8192, 300, 0, 2999}, 1, 2);
+  const int cuts[][4] = {{2, 1, 1, 132}, {3, 1, 1, 2},  {3, 2, 1, 60},  {8, 1, 1, 132},
+                         {8, 3, 2, 100}, {9, 4, 4, 60}, {12, 5, 4, 68}, {16, 1, 2, 44}};
+  for (const auto& cut : cuts) {
+    default_cut = {cut[0], cut[1], cut[2]};
+    default_prepare_ctas = cut[3];
+    Problem c = basic(("T=8192, " + std::to_string(cut[0]) + " segments").c_str(), {8192, 300, 0, 2999, 3000}, 1, 2);
     c.a_log = {0.0f, std::log(4.0f)};
     c.initial = Initial::kFlags;
-    c.flags = {1, 0, 1, 1};
+    c.flags = {1, 0, 1, 1, 0};
     test(c);
   }
-  default_segments = 4;
+  default_prepare_ctas = 60;
+  default_cut = {7, 2, 2};
   Problem c = basic("slow gates", {2048, 1500}, 1, 2);
   c.a_log = {std::log(0.01f), std::log(0.02f)};
   test(c);
@@ -387,8 +393,15 @@ void segments() {
     const Result again = run(c, d);
     same = same && again.out == first.out && again.pool == first.pool;
   }
-  expect_bits("cut: N-12: 50 runs", same);
-  default_segments = 1;
+  for (const int ctas : {2, 40, 130, 132}) {
+    c.prepare_ctas = ctas;
+    const Result again = run(c, d);
+    same = same && again.out == first.out && again.pool == first.pool;
+  }
+  expect_bits("cut: N-12: 50 runs, and other divisions of the SMs", same);
+  default_staged = false;
+  default_wave = default_prepare_ctas = 0;
+  default_cut = {};
 }
 
 // Works shared out by time: everything again, on few clusters, and the bits of works that are dealt out.
@@ -451,7 +464,6 @@ void staged() {
   distributions();
   bits();
   output_list();
-  segments();
   for (const Gate family : {Gate::kBounded, Gate::kSoftplus, Gate::kPlain}) {
     Problem c = varlen("staged");
     c.family = family;
@@ -543,12 +555,12 @@ int main(int argc, char** argv) {
     default_balanced = true, default_sm_count = 4;
     test(basic("shares", {300, 70}, 2, 2));
     default_balanced = false, default_sm_count = 0;
-    default_segments = 3;
-    test(basic("cut", {800}, 1, 1));
     default_staged = true;
-    test(basic("cut", {800}, 1, 1));
-    default_segments = 1, default_wave = 1, default_prepare_ctas = 4;
+    test(basic("staged", {200}, 1, 1));
+    default_wave = 1, default_prepare_ctas = 4;
     test(basic("beside", {200, 70}, 1, 1));
+    default_cut = {4, 1, 2};
+    test(basic("cut", {1100}, 1, 1));
     return failures != 0;
   }
   const bool all = what == "all";

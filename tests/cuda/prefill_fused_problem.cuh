@@ -146,8 +146,8 @@ struct Error {
 };
 
 // One test problem: host inputs in the dtypes of the call, expected results, device buffers.
-// Most segments of a sequence in the problems made from now on.
-inline int default_segments = 1;
+// How sequences are cut in the problems made from now on.
+inline Cut default_cut;
 // Whether they take the staged form.
 inline bool default_staged = false;
 // The preparation beside its chains: works at once, SMs of the preparation.
@@ -157,7 +157,7 @@ inline bool default_balanced = false;
 inline int default_sm_count = 0;
 
 struct Problem {
-  int segments = default_segments;
+  Cut cut = default_cut;
   bool is_staged = default_staged;
   int wave = default_wave, prepare_ctas = default_prepare_ctas;
   bool is_balanced = default_balanced;

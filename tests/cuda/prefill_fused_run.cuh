@@ -135,9 +135,9 @@ inline Result run(const Problem& c, Device& d) {
     d.balance_space.fill(0xFF);
     d.p.balance_space = static_cast<float*>(d.balance_space.data());
   }
-  d.p.segments = c.segments;
-  if (c.segments > 1) {
-    d.segment_space.allocate(prefill_fused_workspace(d.p.sequences, d.p.value_heads, c.segments));
+  d.p.cut = c.cut;
+  if (c.cut.segments > 1) {
+    d.segment_space.allocate(prefill_fused_workspace(d.p.sequences, d.p.value_heads, c.cut));
     d.segment_space.fill(0xFF);
     d.p.segment_space = static_cast<float*>(d.segment_space.data());
   }
@@ -154,7 +154,8 @@ inline Result run(const Problem& c, Device& d) {
   check(cudaDeviceSynchronize(), c.name.c_str());
   if (c.is_staged && !d.stages.guard_intact()) std::printf("FAIL stages overrun\n"), std::exit(1);
   if (c.is_balanced && !d.balance_space.guard_intact()) std::printf("FAIL shares overrun\n"), std::exit(1);
-  if (c.segments > 1 && !d.segment_space.guard_intact()) std::printf("FAIL segment space overrun\n"), std::exit(1);
+  if (c.cut.segments > 1 && !d.segment_space.guard_intact())
+    std::printf("FAIL segment space overrun\n"), std::exit(1);
   return {d.out.download<uint16_t>(), d.pool.download<uint8_t>()};
 }
 
@@ -238,8 +239,8 @@ inline bool compare(const Problem& c, const Device& d, const Result& r, const Ex
                   state.nan_mismatch == 0 && out.finite_inf_mismatch == 0 && state.finite_inf_mismatch == 0 &&
                   bad_rows == 0 && bad_slots == 0 && guards;
   std::printf("%-4s %s%-26s out %.3e (head %.2e) state %.3e (head %.2e) |o| %.6f |S| %.6f", ok ? "ok" : "FAIL",
-              c.is_staged ? (c.segments > 1 ? "staged, cut: " : (c.wave > 0 ? "beside: " : "staged: "))
-                          : (c.segments > 1 ? "cut: " : (c.is_balanced ? "balanced: " : "")),
+              !c.is_staged ? (c.is_balanced ? "balanced: " : "")
+                           : (c.cut.segments > 1 ? "cut: " : (c.wave > 0 ? "beside: " : "staged: ")),
               c.name.c_str(), out_total.ratio(), out.worst_head, state_total.ratio(), state.worst_head,
               std::sqrt(out_total.norm), std::sqrt(state_total.norm));
   if (!ok)

@@ -127,6 +127,13 @@ KDA_COUNTED(cudaGetDeviceCount, (int* n), (n))
 KDA_COUNTED(cudaSetDevice, (int device), (device))
 #undef KDA_COUNTED
 
+// A node of its own under capture, like a launch.
+cudaError_t __real_cudaMemsetAsync(void* p, int value, size_t n, cudaStream_t s);
+cudaError_t __wrap_cudaMemsetAsync(void* p, int value, size_t n, cudaStream_t s) {
+  if (armed.load(std::memory_order_relaxed) > 0) launches.fetch_add(1);
+  return __real_cudaMemsetAsync(p, value, n, s);
+}
+
 cudaError_t __real_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* f, void** arguments);
 cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* f, void** arguments) {
   if (armed.load(std::memory_order_relaxed) > 0) launches.fetch_add(1);

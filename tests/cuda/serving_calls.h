@@ -14,8 +14,8 @@ class CudaCalls {
   ~CudaCalls();
   CudaCalls(const CudaCalls&) = delete;
   CudaCalls& operator=(const CudaCalls&) = delete;
-  // Name -> number of calls since the guard was made; launches under "launch". Runtime names begin with "cuda",
-  // driver names with "cu" and a capital.
+  // Name -> number of calls since the guard was made; launches, and memsets of a stream, under "launch". Runtime
+  // names begin with "cuda", driver names with "cu" and a capital.
   std::map<std::string, long> counts() const;
   long launches() const;
   // All but launches.

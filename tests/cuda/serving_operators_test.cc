@@ -170,7 +170,7 @@ class ServingOperators : public testing::Test {
       add("fused prefill", bench::prefill(setting_, s));
     }
     add("portable prefill", bench::prefill(portable(), s));
-    s.tokens = 4096, s.sequences = 1;  // cut into segments: three launches
+    s.tokens = 4096, s.sequences = 1;  // cut into segments: a memset and four launches
     s.gate = KDA_GATE_BOUNDED;
     add("fused prefill in segments", bench::prefill(setting_, s));
     s.io = KDA_FP32, s.tokens = 40, s.key_dim = 200, s.value_dim = 136;

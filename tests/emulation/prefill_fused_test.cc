@@ -3,6 +3,7 @@
 // hardware.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -11,7 +12,6 @@
 #include "cuda/kernels/prefill_fused/chain.cuh"
 #include "cuda/kernels/prefill_fused/choose.h"
 #include "cuda/kernels/prefill_fused/kernel.cuh"
-#include "cuda/kernels/prefill_fused/segments.cuh"
 #include "prefill_problem.h"
 
 namespace kda::cuda::prefill_fused {
@@ -55,6 +55,7 @@ void run_waiting(int clusters, const std::function<void(int cluster, std::atomic
 template <Gate kGate, class GateType, Diagonal kDiagonal>
 void launch(Params p, int clusters, bool prepare) {
   using C = Config<kGate, GateType, kDiagonal>;
+  using Shared = Config<kGate, GateType, kDiagonal, true>;
   p.gate_family = kGate, p.gate_type = sizeof(GateType) == 4 ? Real::kBf16 : Real::kF32;
   const auto memory = [] { return s_memory; };
   if (prepare) {
@@ -66,8 +67,9 @@ void launch(Params p, int clusters, bool prepare) {
   } else {
     const auto run = [&](int i, std::atomic<bool>* waits) {
       emulation::run_cluster(
-          kClusterSize, kThreads, i * kClusterSize, clusters * kClusterSize, [&] { prefill_fused_kernel<C>(p); },
-          memory, waits);
+          kClusterSize, kThreads, i * kClusterSize, clusters * kClusterSize,
+          [&] { p.balance_space != nullptr ? prefill_fused_kernel<Shared>(p) : prefill_fused_kernel<C>(p); }, memory,
+          waits);
     };
     if (p.balance_space != nullptr) run_waiting(clusters, run);
     else
@@ -163,7 +165,7 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
     const int64_t slots = p.stage_positions * problem.heads;
     stages.assign(slots * (Staged::kStride + 4), static_cast<char>(0xff));
     p.stages = stages.data();
-    p.wave = problem.wave;
+    p.wave = problem.wave, p.cut = problem.cut;
     std::fill(stages.end() - 4 * slots, stages.end(), 0);  // as the launcher does
     launch_kernel(problem, p, clusters, diagonal, true);
   }
@@ -177,20 +179,18 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
     for (size_t i = floats; i < shares.size(); ++i) EXPECT_TRUE(std::isnan(shares[i]));
     return result;
   }
-  if (problem.segments <= 1) {
+  if (problem.cut.segments <= 1) {
     launch_kernel(problem, p, clusters, diagonal);
     return result;
   }
-  std::vector<float> space(n * problem.heads * (2 * problem.segments - 2) * kMatrix, NAN);
-  p.segments = problem.segments, p.segment_space = space.data();
+  std::vector<float> space(n * problem.heads * problem.cut.matrices() * kMatrix, NAN);
+  p.segment_space = space.data();
+  p.pass = Pass::kOpening;
+  launch_kernel(problem, p, 2, diagonal);
   p.pass = Pass::kSummaries;
   launch_kernel(problem, p, clusters, diagonal);
-  const unsigned blocks = static_cast<unsigned>(n * problem.heads * kMergeParts);
-  for (unsigned block = 0; block < blocks; ++block)
-    emulation::run_cluster(
-        1, kda::cuda::kMapThreads, block, blocks, [&] { merge_segments_kernel(p); }, [] { return s_memory; });
   p.pass = Pass::kSegments;
-  launch_kernel(problem, p, clusters, diagonal);
+  launch_kernel(problem, p, 2, diagonal);
   return result;
 }
 
@@ -231,12 +231,6 @@ TEST(PrefillFusedEmulated, H05_GatesAtTheirBoundAndSmallQueries) {
 }
 TEST(PrefillFusedEmulated, P11_PlainGatesHeadsAndAnEmptySequence) {
   const PrefillProblem problem({64, 0, 5}, 2, Gate::kPlain);
-  expect_release_targets(problem, run(problem, 2));
-}
-
-TEST(PrefillFusedEmulated, S06_CutIntoSegments) {
-  PrefillProblem problem({580}, 1, Gate::kBounded, -12.0);  // slow gates: every map matters
-  problem.segments = 4;
   expect_release_targets(problem, run(problem, 2));
 }
 
@@ -338,10 +332,37 @@ TEST(PrefillFusedEmulated, H10_SharesWithValuesBeyondFp16) {
   expect_balanced_bits(problem, {2});
 }
 
-TEST(PrefillFusedEmulated, S06_StagedSegments) {
-  PrefillProblem problem({580}, 1, Gate::kBounded, -12.0);
-  problem.segments = 4, problem.is_staged = true;
-  expect_release_targets(problem, run(problem, 1));
+// A run of two segments and one that its sequence's end cuts short, sequences that end with the opening or in it;
+// summaries by chains of one and of two warpgroups.
+TEST(PrefillFusedEmulated, S06_CutIntoSegments) {
+  PrefillProblem problem({1100, 0, 256, 97}, 1, Gate::kBounded, -12.0);  // slow gates: every map matters
+  problem.cut = {5, 1, 2}, problem.is_staged = true, problem.wave = 1;
+  const PrefillResult one = run(problem, 2), two = run(problem, 3);
+  expect_release_targets(problem, one);
+  EXPECT_EQ(one.out, two.out);
+  EXPECT_EQ(std::memcmp(one.state.data(), two.state.data(), one.state.size() * sizeof(float)), 0);
+}
+
+// What the opening and the runs want at the same time is made at the same time, and every item once.
+TEST(PrefillFusedEmulated, S06_OrderOfTheItemsOfACutSequence) {
+  Params p;
+  p.cut = {9, 3, 2};
+  for (const int64_t length : {1, 8000, 8192, 5000, 2700, 2688, 2689, 16001}) {
+    const ItemOrder order = item_order(p, length);
+    const uint32_t total = item_total(length);
+    std::vector<int> made(total, 0);
+    std::vector<uint32_t> before(9, 0);  // items of each segment
+    for (uint32_t number = 0; number < total; ++number) {
+      const uint32_t item = ordered_item(p, order, number);
+      ASSERT_LT(item, total);
+      ++made[item];
+      if (order.items == 0) continue;
+      const uint32_t segment = item / order.items;
+      if (segment < order.columns) EXPECT_LE(item % order.items, number / order.columns * 3 + 2) << length;
+      else EXPECT_GE(number, order.items * order.columns);
+    }
+    EXPECT_EQ(std::count(made.begin(), made.end(), 1), total) << length;
+  }
 }
 
 // A fresh sequence whose slot is dead is inactive, wherever its final state would go (P-5, P-8).
@@ -368,13 +389,15 @@ TEST(PrefillFusedEmulated, S08_FormsByHostFacts) {
   const auto choose = [](int64_t n, int32_t heads, int64_t tokens, bool may_cut) {
     return choose_form({n, heads, tokens, 132, may_cut, true});
   };
-  EXPECT_GT(choose(1, 12, 65536, true).segments, 1);
+  EXPECT_GT(choose(1, 12, 65536, true).cut.segments, 1);
   EXPECT_TRUE(choose(1, 12, 65536, true).is_staged);
-  EXPECT_EQ(choose(1, 12, 65536, false).segments, 1);  // batch_invariant
-  EXPECT_FALSE(choose_form({1, 12, 65536, 132, true, false}).is_staged);
-  EXPECT_EQ(choose(128, 96, 131072, true).segments, 1);
-  EXPECT_EQ(choose(0, 12, 0, true).segments, 1);
-  EXPECT_EQ(choose(1, 12, 1, true).segments, 1);
+  EXPECT_EQ(choose(1, 12, 65536, false).cut.segments, 1);  // batch_invariant
+  const Form unstaged = choose_form({1, 12, 65536, 132, true, false});
+  EXPECT_FALSE(unstaged.is_staged);
+  EXPECT_EQ(unstaged.cut.segments, 1);
+  EXPECT_EQ(choose(128, 96, 131072, true).cut.segments, 1);
+  EXPECT_EQ(choose(0, 12, 0, true).cut.segments, 1);
+  EXPECT_EQ(choose(1, 12, 1, true).cut.segments, 1);
   // More works than clusters: time is shared out, in a batch only where whole works leave some idle.
   for (const Diagonal diagonal : {Diagonal::kAnchored, Diagonal::kDyadic}) {
     for (const bool may_cut : {true, false}) {
@@ -390,7 +413,8 @@ TEST(PrefillFusedEmulated, S08_FormsByHostFacts) {
   // The dyadic form's preparation takes longer, in every form.
   const CallFacts bounded{1, 32, 8192, 132, true, true, Diagonal::kAnchored};
   const CallFacts any_gate{1, 32, 8192, 132, true, true, Diagonal::kDyadic};
-  for (const Form& form : {Form{}, Form{1, false, 0, 0, true}, Form{1, true}, Form{4, true}, beside_form(bounded)})
+  for (const Form& form :
+       {Form{}, Form{{}, false, 0, 0, true}, Form{{}, true}, cut_form(bounded, {4, 1, 1}), beside_form(bounded)})
     EXPECT_GT(expected_microseconds(any_gate, form), expected_microseconds(bounded, form));
 }
 
@@ -413,7 +437,14 @@ TEST(PrefillFusedEmulated, S08_SmsOfThePreparationAndOfChains) {
   EXPECT_EQ(choose_form({1, 32, 8192, 132, false}).wave, 32);  // the fused form's bits: batch_invariant too
   // The dyadic preparation is the longer part: it gets the SMs that chains of one SM each leave.
   EXPECT_EQ(choose_form({1, 32, 8192, 132, true, true, Diagonal::kDyadic}).prepare_ctas, 100);
-  EXPECT_EQ(choose_form({1, 12, 8192, 132}).wave, 0);
+  // Of a cut, chains of the opening, of the summaries and the preparation have an SM or two each at the same time.
+  for (const int32_t heads : {1, 4, 8, 12, 16}) {
+    const Form form = choose_form({1, heads, 8192, 132});
+    ASSERT_GT(form.cut.segments, 1);
+    EXPECT_LT(form.cut.opening, form.cut.segments);
+    const ChainSms sms = chain_sms(heads, form.cut, 132, form.prepare_ctas);
+    EXPECT_LE(heads * (sms.opening + sms.summary * 2 * form.cut.runs()) + form.prepare_ctas, 132);
+  }
   // Sequences of unknown lengths: chains of one SM each beside their preparation, where enough SMs are left.
   // Where these are even, only a short preparation is hidden without loss.
   const CallFacts packed{6, 12, 8192, 132};

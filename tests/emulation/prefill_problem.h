@@ -15,7 +15,7 @@ struct PrefillProblem {
   int heads = 1;
   cuda::prefill_fused::Gate family = cuda::prefill_fused::Gate::kBounded;
   bool gates_are_f32 = false;
-  int segments = 1;
+  cuda::prefill_fused::Cut cut;
   bool is_staged = false;  // prepared apart from the chain
   bool is_balanced = false;  // works shared out by time
   int wave = 0;            // works that chains beside the preparation run at once

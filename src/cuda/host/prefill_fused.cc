@@ -185,13 +185,13 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     const int64_t tokens = args.q.rank > 3 ? p.tokens * p.sequences : p.tokens;
     const Space wanted = space(p.sequences, tokens, args.q.rank > 3);
     if (wanted.segment_bytes <= booked_.segment_bytes && wanted.scratch_bytes <= booked_.scratch_bytes) {
-      p.segments = wanted.form.segments, p.wave = wanted.form.wave, p.prepare_ctas = wanted.form.prepare_ctas;
+      p.cut = wanted.form.cut, p.wave = wanted.form.wave, p.prepare_ctas = wanted.form.prepare_ctas;
       if (wanted.segment_bytes > 0) p.segment_space = workspace.get<float>(segment_section_);
       if (wanted.form.is_staged) p.stages = workspace.get<char>(scratch_section_);
       if (wanted.form.is_balanced) p.balance_space = workspace.get<float>(scratch_section_);
     }
     if (present(args.stages) && fused::may_be_staged(p)) {
-      p.segments = 1, p.wave = 0, p.stages_are_ready = 1, p.balance_space = nullptr;
+      p.cut = {}, p.wave = 0, p.stages_are_ready = 1, p.balance_space = nullptr;
       KDA_RETURN_IF_ERROR(give_stages(args.stages, p));
     }
     if (says_forms_) say_form(p, tokens);
@@ -201,15 +201,15 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
  private:
   // With KDA_VERBOSE, which form a run takes, where it is another than the last one's.
   void say_form(const fused::Params& p, int64_t tokens) const {
-    const int form =
-        8 * p.segments + (p.stages != nullptr ? 1 : 0) + (p.wave > 0 ? 2 : 0) + (p.balance_space != nullptr ? 4 : 0);
+    const int form = 8 * p.cut.segments + (p.stages != nullptr ? 1 : 0) + (p.wave > 0 ? 2 : 0) +
+                     (p.balance_space != nullptr ? 4 : 0);
     if (said_form_.exchange(form) == form) return;
     std::string text = "prefill fused: " + std::to_string(p.sequences) + " sequences, " + std::to_string(tokens) +
                        " tokens, " + std::to_string(p.value_heads) + " value heads: ";
     text += p.stages != nullptr ? "staged" : "fused in one kernel";
     if (p.balance_space != nullptr) text += ", works shared out by time";
-    if (p.wave > 0) text += ", chains beside their preparation";
-    if (p.segments > 1) text += ", at most " + std::to_string(p.segments) + " segments a sequence";
+    if (p.wave > 0 && p.prepare_ctas < multiprocessors_) text += ", chains beside their preparation";
+    if (p.cut.segments > 1) text += ", at most " + std::to_string(p.cut.segments) + " segments a sequence";
     log_message(KDA_LOG_INFO, text);
   }
 
@@ -225,7 +225,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     const auto heads = static_cast<int32_t>(desc_.attention.num_value_heads);
     space.form = fused::choose_form({sequences, heads, tokens, multiprocessors_, may_cut,
                                      sequences <= fused::kMostStagedSequences, diagonal_, is_even});
-    space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, space.form.segments);
+    space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, space.form.cut);
     if (space.form.is_staged) space.scratch_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
     if (space.form.is_balanced) space.scratch_bytes = fused::balance_workspace(multiprocessors_);
     return space;

@@ -18,7 +18,7 @@ namespace kda::cuda::prefill_fused {
 constexpr uint32_t kLeftFlags = 8;  // words of a cluster: one of each consumer warp
 
 // On the line: the items of `work` before `items` are the lower cluster's, from there on the higher one's.
-struct Cut {
+struct ShareEnd {
   uint32_t work, items;
 };
 constexpr uint32_t kNoWork = 0xffffffff;
@@ -26,7 +26,7 @@ constexpr uint32_t kShortestPart = 4;  // items: shorter ones would not pay the 
 
 // A cluster's share, in shared memory: registers are short.
 struct Share {
-  Cut cuts[2];  // where it begins and where it ends
+  ShareEnd cuts[2];  // where it begins and where it ends
   // The states that it takes over and that it leaves, and the words that say that a consumer warp's rows are there.
   float *taken, *left;                 // [128, 128]
   uint32_t *taken_flags, *left_flags;  // [kLeftFlags]
@@ -47,11 +47,11 @@ __device__ __forceinline__ OnLine on_line(uint32_t rank, uint32_t active) {
 }
 
 // `at`: on the line, from the start of the works of this sequence, of which `first` is the number of the first.
-__device__ __forceinline__ Cut cut_near(uint32_t at, const OnLine& sequence, uint32_t first) {
+__device__ __forceinline__ ShareEnd cut_near(uint32_t at, const OnLine& sequence, uint32_t first) {
   const uint32_t head = at / sequence.length, behind = at - head * sequence.length;
   const uint32_t cut = behind > 5 ? (behind - 5 + 2) / 4 * 2 : 0;  // the change of works comes first
   if (cut < kShortestPart) return {first + head, 0};
-  return cut + kShortestPart > sequence.items ? Cut{first + head + 1, 0} : Cut{first + head, cut};
+  return cut + kShortestPart > sequence.items ? ShareEnd{first + head + 1, 0} : ShareEnd{first + head, cut};
 }
 
 // One warp, behind a barrier after list_sequences; another must follow. Not inlined: registers.
@@ -95,47 +95,53 @@ __device__ __noinline__ inline void cut_share(int lane) {
 // A cluster's works in its order: the one that it leaves to the next cluster, those between its cuts, and the one
 // that it takes over.
 __device__ __forceinline__ uint32_t next_of_share(uint32_t w) {
-  const Cut begin = cluster_share().cuts[0], end = cluster_share().cuts[1];
+  const ShareEnd begin = cluster_share().cuts[0], end = cluster_share().cuts[1];
   if (w == begin.work) return kNoWork;
   const uint32_t next = (w == end.work ? begin.work : w) + 1;
   return next == end.work ? begin.work : next;
 }
 __device__ __forceinline__ uint32_t first_of_share() {
-  const Cut begin = cluster_share().cuts[0], end = cluster_share().cuts[1];
+  const ShareEnd begin = cluster_share().cuts[0], end = cluster_share().cuts[1];
   if (end.items > 0) return end.work;
   return begin.work == end.work ? kNoWork : next_of_share(end.work);
 }
 
-// What the fused kernel runs: number `w` of the works as they are dealt out, or of the cluster's share.
-__device__ __forceinline__ int64_t first_fused_work(const Params& p) {
-  return p.balance_space != nullptr ? first_of_share() : first_work(p, kClusterSize);
-}
-__device__ __forceinline__ int64_t next_fused_work(const Params& p, int64_t w) {
-  return p.balance_space != nullptr ? next_of_share(static_cast<uint32_t>(w)) : next_work(p, w, kClusterSize);
-}
-__device__ __forceinline__ Work load_fused_work(const Params& p, int64_t w) {
-  Work work = load_work(p, w);
-  if (p.balance_space == nullptr) return work;
-  const Cut begin = cluster_share().cuts[0], end = cluster_share().cuts[1];
-  if (w == end.work) {
-    work.part = Part::kFirst;
-    work.items = static_cast<int32_t>(end.items);
-    work.span.length = int64_t{end.items} * kChunk;
-  } else if (w == begin.work && begin.items > 0) {
-    work.part = Part::kRest;
-    work.items -= static_cast<int32_t>(begin.items);
-    work.span.begin += int64_t{begin.items} * kChunk;
-    work.span.length -= int64_t{begin.items} * kChunk;
+// What a fused kernel runs: the works as they are dealt out, or of its cluster's share. Two kernels, since what runs
+// once a work is cold, and slower with every line more.
+template <bool kShares>
+struct FusedWorks {
+  __device__ static int64_t first(const Params& p) {
+    if constexpr (kShares) return first_of_share();
+    return first_work(p, kClusterSize);
   }
-  return work;
-}
-
-__device__ __forceinline__ StateSource fused_source(const Params& p, const Work& work) {
-  if (work.part == Part::kRest) return {cluster_share().taken, Real::kF32, 0};
-  return work_source(p, work);
-}
-__device__ __forceinline__ StateTarget fused_target(const Params& p, const Work& work) {
-  return work.part == Part::kFirst ? StateTarget{} : work_target(p, work);
-}
+  __device__ static int64_t next(const Params& p, int64_t w) {
+    if constexpr (kShares) return next_of_share(static_cast<uint32_t>(w));
+    return next_work(p, w, kClusterSize);
+  }
+  __device__ static Work load(const Params& p, int64_t w) {
+    Work work = load_work(p, w);
+    if constexpr (kShares) {
+      const ShareEnd begin = cluster_share().cuts[0], end = cluster_share().cuts[1];
+      if (w == end.work) {
+        work.part = Part::kFirst;
+        work.items = static_cast<int32_t>(end.items);
+        work.span.length = int64_t{end.items} * kChunk;
+      } else if (w == begin.work && begin.items > 0) {
+        work.part = Part::kRest;
+        work.items -= static_cast<int32_t>(begin.items);
+        work.span.begin += int64_t{begin.items} * kChunk;
+        work.span.length -= int64_t{begin.items} * kChunk;
+      }
+    }
+    return work;
+  }
+  __device__ static StateSource source(const Params& p, const Work& work) {
+    if (kShares && work.part == Part::kRest) return {cluster_share().taken, Real::kF32, 0};
+    return work_source(p, work);
+  }
+  __device__ static StateTarget target(const Params& p, const Work& work) {
+    return kShares && work.part == Part::kFirst ? StateTarget{} : work_target(p, work);
+  }
+};
 
 }  // namespace kda::cuda::prefill_fused

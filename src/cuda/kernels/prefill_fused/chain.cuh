@@ -67,6 +67,7 @@ struct ServedTraffic {
   static constexpr bool kOutputs = kMakesOutputs;
   static constexpr bool kAhead = true;
   static constexpr bool kPairs = kGroups == 1;  // with two groups it gains nothing
+  static constexpr bool kTakesMaps = kMakesOutputs && kGroups == 1;  // with two registers are short
   TileRing<kGroups> ring;
   uint32_t first = 0;  // number of the work's first item
   int items = 0, tail = 0;
@@ -156,6 +157,13 @@ __device__ __forceinline__ int wait_for_stages(const Params& p, const Work& work
   return ready == 0xffffffffu ? 32 : __ffs(static_cast<int>(~ready)) - 1;
 }
 
+// A block of a map in place of a stage.
+template <uint32_t kCtas>
+__device__ __forceinline__ void load_map_block(uint32_t target, const char* source, uint32_t full, uint32_t rank) {
+  constexpr uint32_t kBytes = kMapBlockBytes / kCtas;
+  ptx::bulk_load_multicast(target + rank * kBytes, source + rank * kBytes, kBytes, full, (1u << kCtas) - 1);
+}
+
 // This CTA's share of a stage, for all CTAs of the work. Runs for a state only leave Q~ and M behind.
 template <uint32_t kCtas, bool kOutputs>
 __device__ __forceinline__ void load_stage(uint32_t target, const char* source, uint32_t full, uint32_t rank) {
@@ -188,27 +196,40 @@ __device__ __forceinline__ void load_stages(const Params& p, uint32_t shared, ui
                : Stage::kBytes - (Stage::kUpdateHigh - Stage::kQueries) - (Stage::kDecay - Stage::kScores);
   const int64_t works = work_count(p), step = static_cast<int64_t>(p.value_heads) * Staged::kStride;
   const bool is_beside = p.wave > 0;  // the preparation runs: every stage is waited for
-  if (!is_beside) ptx::wait_for_prerequisites();
+  if (!is_beside || p.pass == Pass::kSegments) ptx::wait_for_prerequisites();
+  if (p.pass == Pass::kSegments) ptx::fence_async_proxy_global();  // maps were stored by ordinary stores
   uint32_t slot = 0, parity = 1;  // the first wait for an empty stage passes at once
+  // load(target, full) brings `bytes` to the next stage of the ring.
+  const auto fill = [&](uint32_t bytes, const auto& load) {
+    const uint32_t full = barriers + slot * 8;
+    if (lane == 0) {
+      ptx::mbarrier_wait(full + Plan::kStages * 8, parity);
+      ptx::mbarrier_arrive_expect_cluster(ptx::map_shared_rank(full, rank), bytes);
+      load(shared + Plan::kStage + slot * Stage::kStride, full);
+    }
+    __syncwarp();
+    slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
+    parity ^= slot == 0 ? 1 : 0;
+  };
   for (int64_t w = first_work(p, kCtas); w < works; w = next_work(p, w, kCtas)) {
     const Work work = load_work(p, w);
     if (work.sequence < 0 || work.items == 0) continue;
     if (lane == 0) prefetch_state(p, work, rank * kRowsPerCta, kGroups * kRowsPerCta);
+    const int blocks = p.pass == Pass::kSegments ? kMapBlocks * maps_before(p, work.segment) : 0;
+    for (int i = 0; i < blocks; ++i) {
+      const int segment = segment_of_map(p, work.segment, i / kMapBlocks);
+      const char* map = reinterpret_cast<const char*>(segment_map(p, work.sequence, work.head, segment));
+      fill(kMapBlockBytes, [&](uint32_t target, uint32_t full) {
+        load_map_block<kCtas>(target, map + i % kMapBlocks * kMapBlockBytes, full, rank);
+      });
+    }
     const char* source = stage_in_memory(p, static_cast<int64_t>(work.first) * p.value_heads + work.head);
     int ready = is_beside ? 0 : work.items;
     for (int index = 0; index < work.items; ++index) {
       if (ready == 0) ready = wait_for_stages(p, work, index, lane);
       --ready;
-      const uint32_t full = barriers + slot * 8;
-      if (lane == 0) {
-        ptx::mbarrier_wait(full + Plan::kStages * 8, parity);
-        ptx::mbarrier_arrive_expect_cluster(ptx::map_shared_rank(full, rank), kBytes);
-        load_stage<kCtas, kOutputs>(shared + Plan::kStage + slot * Stage::kStride, source, full, rank);
-      }
-      __syncwarp();
+      fill(kBytes, [&](uint32_t target, uint32_t full) { load_stage<kCtas, kOutputs>(target, source, full, rank); });
       source += step;
-      slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
-      parity ^= slot == 0 ? 1 : 0;
     }
   }
 }
@@ -235,8 +256,7 @@ __global__ void __cluster_dims__(kChainCtas<kGroups>, 1, 1) __launch_bounds__(kC
   }
   ptx::cluster_arrive();
   ptx::cluster_wait();
-  // Stages are the loader's alone to wait for; segments also start from states that the merge made.
-  if (p.pass == Pass::kSegments) ptx::wait_for_prerequisites();
+  // Stages and maps are the loader's alone to wait for; states that chains made also the consumers' (consume).
   if (threadIdx.x < kGroups * kConsumerThreads) {
     ptx::set_max_registers_up<kChainRegisters<kGroups>>();
     consume<LoadedRing<kGroups>, ServedTraffic<kGroups, kOutputs>>(p, shared, rank);
@@ -247,7 +267,9 @@ __global__ void __cluster_dims__(kChainCtas<kGroups>, 1, 1) __launch_bounds__(kC
       move_rows<kGroups>(p, shared, static_cast<int>(rank) * kRowsPerCta, helper, lane);
     } else {
       load_stages<kGroups, kOutputs>(p, shared, rank, lane);
-      ptx::wait_for_prerequisites();  // this grid ends after the one before it
+      // This grid ends after the one before it; an opening may end before the preparation, of which nothing is left
+      // once the last segments have their stages.
+      if (p.pass != Pass::kOpening) ptx::wait_for_prerequisites();
     }
   }
   // A CTA's shared memory must outlive its partner's copies and arrivals.

@@ -2,7 +2,8 @@
 // chain, and in the time that they take, what does not lie on it.
 #pragma once
 
-#include "cuda/kernels/prefill_fused/value_rows.cuh"
+#include "cuda/kernels/prefill_fused/segments.cuh"
+#include "cuda/ptx/grid.h"
 
 namespace kda::cuda::prefill_fused {
 
@@ -288,10 +289,35 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
     if constexpr (Ring::kHandsOver) {
       if (__builtin_expect(next.part == Part::kRest, 0)) Ring::wait_for_state(row);
     }
-    exchange_state(state, rows, target, source, next.is_map, row, me);
+    constexpr bool kSegments = Traffic::kAhead, kTakesMaps = Traffic::kTakesMaps;
+    const bool has_maps = kTakesMaps && p.pass == Pass::kSegments;
+    if (has_maps) ptx::wait_for_prerequisites();  // what opening and summaries made
+    const bool stays = kSegments && is_open && goes_on(p, next);
+    exchange_state<kSegments, !Traffic::kOutputs>(state, rows, target, source, next.is_map, stays, row, me);
     if (!is_open) return;
     const Work& work = open.work;
     rows = RowScales();
+    const auto place = [&] {
+      return ChainPlace{shared + Plan::kStage + ring.slot * Stage::kStride, barriers + ring.slot * 8, ring.parity};
+    };
+    const int maps = has_maps ? maps_before(p, next.segment) : 0;
+#pragma unroll 1
+    for (int i = 0; kTakesMaps && i < maps; ++i) {
+      float sum[64];
+      load_sums(sum, segment_sum(p, next.sequence, next.head, segment_of_map(p, next.segment, i)), row, me);
+#pragma unroll 1
+      for (int block = 0; block < kMapBlocks; ++block) {
+        const ChainPlace at = place();
+        const uint32_t slot = ring.slot;
+        ring.advance();
+        ptx::mbarrier_wait(at.full, at.parity);
+        add_map_block(sum, state, uniform_stage16(at.stage));
+        __syncwarp();
+        Ring::release(at.full + Ring::kCount * 8, slot, me.lane);
+      }
+#pragma unroll
+      for (int j = 0; j < 64; ++j) state[j] = sum[j];
+    }
     int due = 0x7fffffff;  // items after which a checkpoint is to be stored
     if (Ring::kCheckpoints && p.checkpoints > 0 && work.checkpoint < 0)
       due = next_checkpoint(p, work.sequence, work.span.length, 0);
@@ -302,9 +328,6 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
       half_peaks<32>(high, state);
       item.peaks[0] = fmaxf(low[0], high[0]), item.peaks[1] = fmaxf(low[1], high[1]);
     }
-    const auto place = [&] {
-      return ChainPlace{shared + Plan::kStage + ring.slot * Stage::kStride, barriers + ring.slot * 8, ring.parity};
-    };
     if (traffic.next(item, -1, false, me)) {
       if constexpr (Traffic::kAhead) ptx::mbarrier_wait(place().full, place().parity);
       item.exponent = value_exponent(item.values, me);

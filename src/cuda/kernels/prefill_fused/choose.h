@@ -17,10 +17,10 @@ struct CallFacts {
 };
 
 struct Form {
-  int segments = 1;  // most of a sequence; 1: none is cut
+  Cut cut;  // staged only, with wave > 0
   bool is_staged = false;
-  int wave = 0, prepare_ctas = 0;  // see Params; staged and uncut only
-  bool is_balanced = false;        // works shared out by time; fused and uncut only
+  int wave = 0, prepare_ctas = 0;  // see Params; staged only
+  bool is_balanced = false;        // works shared out by time; fused only
 };
 
 // What a cost model that takes sequences as equally long expects of a form; its constants were measured on an H200.
@@ -30,6 +30,15 @@ double expected_microseconds(const CallFacts& call, const Form& form);
 Form choose_form(const CallFacts& call);
 // All chains at once, two SMs each or one, the preparation beside them on the rest; wave 0 where these are too few.
 // More works than that in waves were measured too, and lose (docs/kernels/prefill.md).
-Form beside_form(const CallFacts& call, int chain_sms = 2);
+Form beside_form(const CallFacts& call, int sms = 2);
+
+// SMs of a work of the opening and of one of the summaries, `units` sequences x heads: two for their latency, as far
+// as the SMs that the preparation leaves are enough; where it leaves none, the chains come behind it and have all.
+struct ChainSms {
+  int opening, summary;
+};
+ChainSms chain_sms(int64_t units, const Cut& cut, int sm_count, int prepare_ctas);
+// The staged form with sequences cut, of the SMs that the preparation takes the best number; `cut` as it is.
+Form cut_form(const CallFacts& call, const Cut& cut);
 
 }  // namespace kda::cuda::prefill_fused

@@ -12,16 +12,12 @@
 namespace kda::cuda::prefill_fused {
 
 // The stages: empty[stage] counts the warps of both CTAs, in the CTA that fills the stage.
-struct SharedRing {
+template <bool kShares>
+struct SharedRing : FusedWorks<kShares> {
   using Plan = Shared;
   static constexpr uint32_t kCount = kStages, kCtas = kClusterSize;
   static constexpr bool kCheckpoints = true;
-  static constexpr bool kHandsOver = true;  // parts of works, see balance.cuh
-  __device__ static int64_t first(const Params& p) { return first_fused_work(p); }
-  __device__ static int64_t next(const Params& p, int64_t w) { return next_fused_work(p, w); }
-  __device__ static Work load(const Params& p, int64_t w) { return load_fused_work(p, w); }
-  __device__ static StateSource source(const Params& p, const Work& work) { return fused_source(p, work); }
-  __device__ static StateTarget target(const Params& p, const Work& work) { return fused_target(p, work); }
+  static constexpr bool kHandsOver = kShares;  // parts of works, see balance.cuh
   __device__ static void release(uint32_t empty, uint32_t slot, int lane) {
     if (lane == 0) ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(empty, slot % kClusterSize));
   }
@@ -45,6 +41,7 @@ struct OwnTraffic {
   static constexpr bool kOutputs = true;      // in runs for a state only they are made too, and not stored
   static constexpr bool kAhead = false;       // registers are short
   static constexpr bool kPairs = false;       // the loop would not fit the instruction cache
+  static constexpr bool kTakesMaps = false;
   uint32_t tiles;
   RowCursor cursor = {};
   StagedOutput last;

@@ -1,40 +1,22 @@
 #include <algorithm>
 
+#include "cuda/kernels/prefill_fused/choose.h"
 #include "cuda/kernels/prefill_fused/kernel.cuh"
-#include "cuda/kernels/prefill_fused/launch.h"
-#include "cuda/kernels/prefill_fused/segments.cuh"
+#include "cuda/kernels/prefill_fused/kernel_list.cuh"
 #include "cuda/kernels/prefill_fused/stages.cuh"
 
 namespace kda::cuda::prefill_fused {
-namespace {
-
-template <Gate kGate, Diagonal kDiagonal>
-Kernel kernel_for(Real gate_type) {
-  return gate_type == Real::kF32 ? static_cast<Kernel>(prefill_fused_kernel<Config<kGate, float2, kDiagonal>>)
-                                 : static_cast<Kernel>(prefill_fused_kernel<Config<kGate, uint32_t, kDiagonal>>);
+Kernel find_dealt_kernel(Gate gate, Real gate_type, Diagonal diagonal) {
+  return find_fused_kernel<false>(gate, gate_type, diagonal);
 }
-
-Kernel find_kernel(Gate gate, Real gate_type, Diagonal diagonal) {
-  switch (gate) {
-    case Gate::kBounded:
-      return diagonal == Diagonal::kAnchored ? kernel_for<Gate::kBounded, Diagonal::kAnchored>(gate_type)
-                                             : kernel_for<Gate::kBounded, Diagonal::kDyadic>(gate_type);
-    case Gate::kSoftplus: return kernel_for<Gate::kSoftplus, Diagonal::kDyadic>(gate_type);
-    case Gate::kPlain: return kernel_for<Gate::kPlain, Diagonal::kDyadic>(gate_type);
-  }
-  return nullptr;
-}
-
-}  // namespace
 
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, Diagonal diagonal) {
-  // Setting a kernel's attributes loads it: a run that cuts sequences launches both.
-  cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(merge_segments_kernel),
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, MapShared::kBytes);
-  if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(reinterpret_cast<const void*>(find_kernel(gate, gate_type, diagonal)),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, Shared::kBytes);
-  return error != cudaSuccess ? error : prepare_staged(gate, gate_type, diagonal);
+  for (const auto find : {find_dealt_kernel, find_balanced_kernel}) {
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(find(gate, gate_type, diagonal)),
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize, Shared::kBytes);
+    if (error != cudaSuccess) return error;
+  }
+  return prepare_staged(gate, gate_type, diagonal);
 }
 
 cudaError_t launch_kernel(Kernel kernel, const Shape& shape, const Params& params, cudaStream_t stream) {
@@ -71,8 +53,25 @@ cudaError_t launch_pass(const Params& params, Gate gate, Real gate_type, int64_t
                                               static_cast<size_t>(clusters) * kLeftFlags * 4, stream);
     if (error != cudaSuccess) return error;
   }
-  return launch_kernel(find_kernel(gate, gate_type, diagonal_for(gate, params.lower_bound, params.normalize != 0)),
+  const auto find = params.balance_space != nullptr ? find_balanced_kernel : find_dealt_kernel;
+  return launch_kernel(find(gate, gate_type, diagonal_for(gate, params.lower_bound, params.normalize != 0)),
                        {clusters * kClusterSize, kThreads, Shared::kBytes}, params, stream);
+}
+
+// The preparation is under way: opening and summaries beside it or behind it, then what is left.
+cudaError_t launch_cut(Params pass, int sm_count, cudaStream_t stream) {
+  const int64_t units = pass.sequences * pass.value_heads;
+  const ChainSms sms = chain_sms(units, pass.cut, sm_count, pass.prepare_ctas);
+  pass.pass = Pass::kOpening;
+  cudaError_t error = launch_chains(pass, units, sms.opening, sm_count, stream);
+  if (error != cudaSuccess) return error;
+  if (pass.cut.runs() > 0) {
+    pass.pass = Pass::kSummaries;
+    error = launch_chains(pass, units * 2 * pass.cut.runs(), sms.summary, sm_count, stream);
+    if (error != cudaSuccess) return error;
+  }
+  pass.pass = Pass::kSegments;
+  return launch_chains(pass, units * (pass.cut.segments - pass.cut.opening), 2, sm_count, stream);
 }
 
 }  // namespace
@@ -80,35 +79,23 @@ cudaError_t launch_pass(const Params& params, Gate gate, Real gate_type, int64_t
 cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream) {
   const int64_t units = params.sequences * params.value_heads;
   if (units == 0) return cudaSuccess;
-  const int64_t runs = std::max<int64_t>(params.checkpoints + 2, 2 * int64_t{params.segments} - 2);
-  if (units > 0x7fffffff / std::max<int64_t>(1, runs)) return cudaErrorInvalidValue;  // works are counted in 31 bits
+  const int64_t runs = std::max<int64_t>(params.checkpoints + 2, 2 * int64_t{params.cut.segments});
+  if (units > 0x7fffffff / runs) return cudaErrorInvalidValue;  // works are counted in 31 bits
   Params pass = params;
   pass.gate_family = gate, pass.gate_type = gate_type;
   pass.stage_positions = staged_positions(params);
   if (!may_be_staged(params)) pass.stages = nullptr;
-  if (params.pass == Pass::kMaps) {
-    pass.wave = 0, pass.balance_space = nullptr;
-    const bool is_staged = pass.stages != nullptr;
-    const cudaError_t error = is_staged ? launch_stages(pass, gate, gate_type, sm_count, stream) : cudaSuccess;
-    return error != cudaSuccess ? error : launch_pass(pass, gate, gate_type, 2 * units, sm_count, stream);
-  }
-  pass.pass = Pass::kWhole;
-  const bool is_cut = params.segments > 1 && params.checkpoints == 0 && params.segment_space != nullptr;
-  if (is_cut || pass.stages == nullptr) pass.wave = 0;
-  if (is_cut || pass.stages != nullptr || !may_be_balanced(params, sm_count)) pass.balance_space = nullptr;
+  if (pass.stages == nullptr || params.pass == Pass::kMaps) pass.wave = 0;
+  if (pass.wave == 0 || params.segment_space == nullptr) pass.cut = {};
+  if (params.pass == Pass::kMaps || pass.stages != nullptr || !may_be_balanced(params, sm_count))
+    pass.balance_space = nullptr;
+  if (params.pass != Pass::kMaps) pass.pass = Pass::kWhole;
   if (pass.stages != nullptr && params.stages_are_ready == 0) {
     const cudaError_t error = launch_stages(pass, gate, gate_type, sm_count, stream);
     if (error != cudaSuccess) return error;
   }
-  if (!is_cut) return launch_pass(pass, gate, gate_type, units, sm_count, stream);
-  pass.pass = Pass::kSummaries;
-  cudaError_t error = launch_pass(pass, gate, gate_type, units * (2 * params.segments - 3), sm_count, stream);
-  if (error != cudaSuccess) return error;
-  error = launch_kernel(merge_segments_kernel,
-                        {units * kMergeParts, kMapThreads, MapShared::kBytes, pass.stages != nullptr}, pass, stream);
-  if (error != cudaSuccess) return error;
-  pass.pass = Pass::kSegments;
-  return launch_pass(pass, gate, gate_type, units * params.segments, sm_count, stream);
+  if (pass.cut.segments > 1) return launch_cut(pass, sm_count, stream);
+  return launch_pass(pass, gate, gate_type, params.pass == Pass::kMaps ? 2 * units : units, sm_count, stream);
 }
 
 bool may_be_staged(const Params& params) {
@@ -137,9 +124,9 @@ int64_t staged_workspace(int64_t positions, int32_t value_heads) {
   return positions * value_heads * (int64_t{Staged::kStride} + 4);  // and the words that say what is there
 }
 
-int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, int segments) {
-  if (segments <= 1) return 0;
-  return sequences * value_heads * (2 * int64_t{segments} - 2) * kDim * kDim * 4;
+int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, const Cut& cut) {
+  if (cut.segments <= 1) return 0;
+  return sequences * value_heads * cut.matrices() * int64_t{kDim} * kDim * 4;
 }
 
 }  // namespace kda::cuda::prefill_fused

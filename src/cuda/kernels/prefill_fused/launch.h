@@ -16,8 +16,14 @@ struct Shape {
 };
 cudaError_t launch_kernel(Kernel kernel, const Shape& shape, const Params& params, cudaStream_t stream);
 
+// The fused kernel: works dealt out, or shared out by time (balance.cuh).
+Kernel find_dealt_kernel(Gate gate, Real gate_type, Diagonal diagonal);
+Kernel find_balanced_kernel(Gate gate, Real gate_type, Diagonal diagonal);
+
 cudaError_t prepare_staged(Gate gate, Real gate_type, Diagonal diagonal);
 cudaError_t launch_stages(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
 cudaError_t launch_chain(const Params& params, int64_t works, int sm_count, cudaStream_t stream);
+// The same with one or two SMs a work, at most `room` SMs at once.
+cudaError_t launch_chains(const Params& params, int64_t works, int sms, int64_t room, cudaStream_t stream);
 
 }  // namespace kda::cuda::prefill_fused

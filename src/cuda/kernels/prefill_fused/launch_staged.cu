@@ -75,15 +75,17 @@ cudaError_t launch_stages(const Params& params, Gate gate, Real gate_type, int s
   return launch_kernel(prepare.kernel, shape, params, stream);
 }
 
+cudaError_t launch_chains(const Params& params, int64_t works, int sms, int64_t room, cudaStream_t stream) {
+  if (sms == 2) return launch_chain_of<1>(params, works, room / 2, stream);
+  return launch_chain_of<2>(params, works, room, stream);
+}
+
 // Few works: two SMs each, for their latency.
 cudaError_t launch_chain(const Params& params, int64_t works, int sm_count, cudaStream_t stream) {
-  if (params.wave > 0) {
-    if (2 * params.wave + params.prepare_ctas <= sm_count)
-      return launch_chain_of<1>(params, works, params.wave, stream);
-    return launch_chain_of<2>(params, works, params.wave, stream);
-  }
-  if (2 * works <= sm_count) return launch_chain_of<1>(params, works, sm_count / 2, stream);
-  return launch_chain_of<2>(params, works, sm_count, stream);
+  const bool is_beside = params.wave > 0 && params.pass == Pass::kWhole;
+  const bool is_lone = is_beside ? 2 * params.wave + params.prepare_ctas <= sm_count : 2 * works <= sm_count;
+  const int64_t room = is_beside ? (is_lone ? 2 : 1) * int64_t{params.wave} : sm_count;
+  return launch_chains(params, works, is_lone ? 2 : 1, room, stream);
 }
 
 }  // namespace kda::cuda::prefill_fused

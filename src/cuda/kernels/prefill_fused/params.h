@@ -19,9 +19,10 @@ inline Diagonal diagonal_for(Gate gate, float lower_bound, bool normalize) {
                                                                                  : Diagonal::kDyadic;
 }
 enum class Real : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
-// kWhole: sequences as they are. kSummaries: what every segment but the last does to the state. kSegments: all
-// segments. kMaps: every sequence twice, without outputs, for its map (S-9).
-enum class Pass : int32_t { kWhole = 0, kSummaries = 1, kSegments = 2, kMaps = 3 };
+// kWhole: sequences as they are. Of cut ones: kOpening: the opening, from the initial state, with outputs;
+// kSummaries: what the segments behind it, but the last, do to the state; kSegments: all segments behind it. kMaps:
+// every sequence twice, without outputs, for its map (S-9).
+enum class Pass : int32_t { kWhole = 0, kOpening = 1, kSummaries = 2, kSegments = 3, kMaps = 4 };
 enum class Initial : int32_t { kNone = 0, kAll = 1, kFlags = 2 };
 
 // An int32 or int64 vector in device memory; absent if data is null.
@@ -36,6 +37,17 @@ struct Table {
   const void* data = nullptr;
   int64_t row_stride = 0, column_stride = 1;  // elements
   int32_t is_wide = 0;
+};
+
+// How sequences are cut (S-6, S-8): at multiples of a length that depends on 2^ceil(log2(a sequence's length)) /
+// segments only. The first `opening` segments are one run from the initial state; of those behind it but the last,
+// each `run` are summarised one after the other. opening < segments, or segments = 1: nothing is cut.
+struct Cut {
+  int32_t segments = 1, opening = 1, run = 1;
+  __host__ __device__ int32_t runs() const { return (segments - 1 - opening + run - 1) / run; }
+  // Of a (sequence, head), of 64 KiB: the state behind the opening, of the segments behind it but the last B, and M
+  // in two terms.
+  __host__ __device__ int32_t matrices() const { return 3 * (segments - opening) - 2; }
 };
 
 struct Rows {
@@ -95,12 +107,11 @@ struct Params {
   int64_t checkpoint_slot_count = 0;                         // with slots
   int64_t checkpoint_row_stride = 0, checkpoint_stride = 0;  // of n (packed only) and of c or the slot
 
-  // Segments (S-6, S-8): a sequence is cut at multiples of a length that depends on 2^ceil(log2(its length)) /
-  // segments only; 1: never. `pass` is set by the launcher but for kMaps, whose maps [B; M] go to rows n of
-  // state_out: fp32 [N, HV, 256, 128], packed.
-  int32_t segments = 1;
+  // Only the staged form cuts, and only with wave > 0. `pass` is set by the launcher but for kMaps, whose maps [B; M]
+  // go to rows n of state_out: fp32 [N, HV, 256, 128], packed.
+  Cut cut;
   Pass pass = Pass::kWhole;
-  float* segment_space = nullptr;  // per (sequence, head): [2 segments - 2] matrices [128, 128], see segments.cuh
+  float* segment_space = nullptr;  // per (sequence, head): Cut::matrices() matrices [128, 128], see segments.cuh
 
   // With whole sequences, no checkpoints and no stages: works are shared out by time (balance.cuh); null: by number.
   // States [clusters, 128, 128] that one cluster leaves to the next, then a word for each of its 8 consumer warps.
@@ -110,17 +121,18 @@ struct Params {
   void* stages = nullptr;
   int64_t stage_positions = 0;   // set by the launcher: staged_positions()
   int32_t stages_are_ready = 0;  // 1: a run with kMaps over the same tokens and sequences has filled them
-  // With wave > 0, and nothing cut, chains of `wave` works at a time run beside the preparation, which takes
-  // `prepare_ctas` SMs and goes along with them; a word of each stage, after the stages, says that it is there.
+  // With wave > 0 chains run beside the preparation, which takes `prepare_ctas` SMs and goes along with them; a word
+  // of each stage, after the stages, says that it is there. Of whole sequences `wave` works at a time; of cut ones
+  // the opening and the summaries, and `prepare_ctas` may be all SMs.
   int32_t wave = 0, prepare_ctas = 0;
 };
 
-// Launches on `stream`; `sm_count` is the device property. Returns the launch error. With params.segments > 1 and no
-// checkpoints three kernels run one after the other (segments.cuh), and segment_space must hold
-// prefill_fused_workspace() bytes, aligned to 256; its contents before do not matter.
+// Launches on `stream`; `sm_count` is the device property. Returns the launch error. With segments, stages, wave > 0
+// and no checkpoints sequences are cut (segments.cuh), and segment_space must hold prefill_fused_workspace() bytes,
+// aligned to 256; its contents before do not matter.
 cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
-// Bytes of Params::segment_space; 0 for segments <= 1.
-int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, int segments);
+// Bytes of Params::segment_space; 0 where nothing is cut.
+int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, const Cut& cut);
 // Params::balance_space, aligned to 256, is used where the call allows it: balance_workspace() bytes, whose contents
 // before do not matter.
 bool may_be_balanced(const Params& params, int sm_count);

@@ -1,71 +1,49 @@
-// Sequences cut into segments (S-6), for few heads: three kernels.
-//   1  prefill_fused_kernel, Pass::kSummaries  the end state of segment 0; B (from S := 0) and M (from S := I,
-//                                              V := 0) of every later segment but the last, each a work of its own
-//   2  merge_segments_kernel                   S_{p+1} = S_p M_p + B_p in order (S-4), fp32
-//   3  prefill_fused_kernel, Pass::kSegments   all segments from S_p: outputs, final state
+// Sequences cut into segments (S-6), for few heads, in the staged form. While their items are prepared, chains run
+//   1  Pass::kOpening    the first segments (Cut::opening) as one, from the initial state, with outputs;
+//   2  Pass::kSummaries  of the segments behind them but the last, Cut::run at a time: B (from S := 0) and M (from
+//                        S := I, V := 0) from the run's start to the end of each;
+// then
+//   3  Pass::kSegments   all segments behind the opening: outputs, final state. The state S before each is made by
+//   the
+//                        chain itself: from the opening's, S := S M + B for every run before and for the segments of
+//                        its own run before it (S-4).
+// A run goes through its segments one after the other, so that 3 has more and shorter chains than 2.
 //
-// merge: grid (sequences x heads) x 8 parts of 16 value rows, which never meet (map_ring.cuh). The initial
-// state goes to matrix 0 of the segment space, since the last segment may overwrite it in the pool before segment 0
-// is read. Precision: fp32 throughout (S-7 asks for two terms).
+// A map comes in four blocks of 32 channels, through the ring of stages. S M on the tensor cores: operands of two
+// tf32 terms (S-7), the map's made by who stores it (Layout::kMap), fp32 sums.
 #pragma once
 
-#include "cuda/kernels/prefill_fused/consume.cuh"
-#include "cuda/kernels/segments/map_ring.cuh"
-#include "cuda/ptx/grid.h"
-#include "cuda/ptx/signal.h"
+#include "cuda/kernels/prefill_fused/value_rows.cuh"
 
 namespace kda::cuda::prefill_fused {
 
-constexpr int kMergeParts = kDim / kMapRows;
+constexpr int kMapBlocks = kDim / 32;
+static_assert(kMapBlockBytes <= Stage::kBytes);
 
-__device__ __forceinline__ float load_state_element(const StateSource& source, int64_t at) {
-  if (source.base == nullptr) return 0.0f;
-  if (source.type == Real::kF32) return static_cast<const float*>(source.base)[source.offset + at];
-  const uint32_t x = static_cast<const uint16_t*>(source.base)[source.offset + at];
-  return source.type == Real::kBf16 ? ptx::bf16_low(x) : ptx::unpack_f16(x).x;
-}
-
-__global__ void __launch_bounds__(kMapThreads) merge_segments_kernel(const __grid_constant__ Params p) {
-  MapRing ring(ptx::shared_address(s_memory));
-  ptx::launch_dependents();
-  ring.init();
-  __syncthreads();
-  ptx::wait_for_prerequisites();
-  const int64_t unit = blockIdx.x / kMergeParts;
-  const int64_t sequence = unit / p.value_heads;
-  const int head = static_cast<int>(unit - sequence * p.value_heads);
-  if (sequence >= active_sequences(p)) return;
-  const int64_t length = sequence_span(p, sequence).length;
-  const int64_t tokens = segment_length(p, length);
-  const Slots slots = sequence_slots(p, sequence);
-  if (length <= tokens || !slots.is_active) return;
-  const int segments = static_cast<int>((length + tokens - 1) / tokens);
-  const auto fetch = [&](int segment) {
-    if (segment + 1 < segments)
-      ring.fetch(static_cast<uint32_t>(segment - 1), segment_matrix(p, sequence, head, p.segments - 1 + segment));
-  };
-  if (threadIdx.x == 0) {
-    ptx::fence_async_proxy_global();  // the maps were stored by ordinary stores
-    for (int s = 1; s <= static_cast<int>(MapShared::kRing); ++s) fetch(s);
-  }
-  const int64_t first = (static_cast<int64_t>(blockIdx.x % kMergeParts) * kMapRows + ring.row) * kDim + ring.column;
-  const StateSource initial = pool_source(p, slots, head);
-  MapTile tile;
+// sum += state M for the state's first 32 columns and a block of a map, `map16` its shared address / 16. The state's
+// columns move on by 32.
+__device__ __forceinline__ void add_map_block(float (&sum)[64], float (&state)[64], uint32_t map16) {
+  // Eight channels a step, of this lane two: the even one stands first, the odd one four places on.
+  uint32_t high[16], low[16];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    tile.row[r].x = load_state_element(initial, first + r * kDim);
-    tile.row[r].y = load_state_element(initial, first + r * kDim + 1);
+  for (int i = 0; i < 16; ++i) {
+    const Terms terms(state[(i & ~3) + (i & 1) * 2 + (i >> 1 & 1)]);
+    high[i] = terms.high, low[i] = terms.low;
   }
-  store_tile(tile, segment_matrix(p, sequence, head, 0) + first);
-  tile = load_tile(segment_matrix(p, sequence, head, 1) + first);
-  for (int segment = 1; segment + 1 < segments; ++segment) {
-    float* next = segment_matrix(p, sequence, head, segment + 1) + first;
-    MapTile sum = load_tile(next);
-    ring.merge(sum, tile);
-    if (threadIdx.x == 0) fetch(segment + static_cast<int>(MapShared::kRing));
-    store_tile(sum, next);
-    tile = sum;
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < 16; s += 4) {
+    const uint64_t b_high = ptx::matrix_descriptor<16, 1024, ptx::Swizzle::k128>(map16 + s / 2);
+    const uint64_t b_low = ptx::matrix_descriptor<16, 1024, ptx::Swizzle::k128>(map16 + kMapTermBytes / 16 + s / 2);
+    ptx::wgmma_m64n128k8_tf32(sum, low[s], low[s + 1], low[s + 2], low[s + 3], b_high);
+    ptx::wgmma_m64n128k8_tf32(sum, high[s], high[s + 1], high[s + 2], high[s + 3], b_low);
+    ptx::wgmma_m64n128k8_tf32(sum, high[s], high[s + 1], high[s + 2], high[s + 3], b_high);
   }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::pin_registers(sum);
+#pragma unroll
+  for (int i = 0; i < 48; ++i) state[i] = state[i + 16];
 }
 
 }  // namespace kda::cuda::prefill_fused

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/kernels/prefill_fused/prepare_anchored.cuh"
+#include "cuda/kernels/prefill_fused/terms.cuh"
 
 namespace kda::cuda::prefill_fused {
 
@@ -168,15 +169,6 @@ __device__ __forceinline__ void put_rows(const float (&x)[8], uint32_t scratch, 
 }
 
 constexpr float kLargest = 1e30f;  // for what must be finite
-
-// fp32 in two tf32 terms: the first cut, the second rounded.
-struct Terms {
-  uint32_t high, low;
-  __device__ explicit Terms(float x) {
-    high = __float_as_uint(x) & 0xffffe000u;
-    low = ptx::round_tf32(x - __uint_as_float(high));
-  }
-};
 
 // X of two block columns: lane 4g + c has row g (a column of T) at columns 2c, 2c + 1 (rows of T), of the first in
 // x[0], x[1], of the second in x[2], x[3].

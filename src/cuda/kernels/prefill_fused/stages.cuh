@@ -2,8 +2,10 @@
 // operands there.
 //
 //   1  prepare_stages_kernel  every item of every (sequence, head) to its stage in Params::stages; waits for nothing
-//   2  chain_kernel           (chain.cuh) the consumer's role alone, stages by bulk copies; with segments: summaries,
-//                             then merge_segments_kernel, then the segments, all from the same stages (S-6)
+//   2  chain_kernel           (chain.cuh) the consumer's role alone, stages by bulk copies; with segments: opening
+//   and
+//                             summaries, then merge_segments_kernel, then the segments, all from the same stages
+//                             (S-6)
 //
 // One after the other, each on the whole device; or, with Params::wave, side by side: the preparation is given some
 // of the SMs, says of every stage when it is there, and makes first what the chains want first (units.cuh). The
@@ -77,6 +79,7 @@ struct PreparePlace : Place {
     const uint2 x = ptx::load_shared_u2(unit + UnitArea::kOpen);
     return {x.x, x.y};
   }
+  __device__ uint32_t open_item() const { return ptx::load_shared_u32(unit + UnitArea::kItem); }
   __device__ uint32_t open_items() const { return ptx::load_shared_u32(unit + UnitArea::kItems); }
   __device__ uint32_t open_slot() const { return ptx::load_shared_u32(unit + UnitArea::kSlot); }
   __device__ uint32_t made_slot() const { return ptx::load_shared_u32(unit + UnitArea::kMade); }
@@ -99,21 +102,25 @@ __device__ __forceinline__ void wait_for_rows(NothingHeld&) { ptx::copy_async_wa
 template <class GateT>
 __device__ __forceinline__ void wait_for_rows(RawGates<GateT>&) {}
 
-// Opens the unit here or the next that there is. All threads of the group, of which none may read the work before's
-// rows any more; what it writes is read by this thread or a group barrier later.
+// Opens the unit here or the next that there is; returns its item. All threads of the group, of which none may read
+// the work before's rows any more; what it writes is read by this thread or a group barrier later.
 template <class C, class At>
-__device__ __forceinline__ void open_unit(const Params& p, const At& at, Unit& unit, uint32_t place_before,
-                                          const uint2& step) {
+__device__ __forceinline__ uint32_t open_unit(const Params& p, const At& at, Unit& unit, uint32_t place_before,
+                                              const uint2& step) {
   const SequenceEntry entry = find_unit(p, unit, step, ptx::load_shared_u32(at.unit + UnitArea::kActive));
+  const ItemOrder order = item_order(p, entry.length);
+  const uint32_t item = ordered_item(p, order, unit.number);
   if (at.me.index() == 0) {
-    ptx::store_shared(at.unit + UnitArea::kOpen, uint2{unit.item, unit.place});
+    ptx::store_shared(at.unit + UnitArea::kOpen, uint2{unit.number, unit.place});
     if (unit.exists()) {
       ptx::store_shared(at.unit + UnitArea::kItems, item_total(entry.length));
-      ptx::store_shared(at.unit + UnitArea::kSlot, stage_slot(p, entry, unit));
+      ptx::store_shared(at.unit + UnitArea::kItem, item);
+      ptx::store_shared(at.unit + UnitArea::kSlot, stage_slot(p, entry.first, item, unit));
+      ptx::store_shared(at.unit + UnitArea::kFirst, entry.first);
+      ptx::store_shared(at.unit + UnitArea::kOrder, uint2{order.items, order.columns});
     }
   }
-  if (!unit.exists()) return;
-  if (unit.place == place_before) return;
+  if (!unit.exists() || unit.place == place_before) return item;
   if (at.me.index() == 0) {
     const bool is_batched = p.cu_seqlens.data == nullptr && p.begin.data == nullptr;
     Work work;
@@ -125,33 +132,47 @@ __device__ __forceinline__ void open_unit(const Params& p, const At& at, Unit& u
     open_head<typename C::GateT>(p, load_head(p, static_cast<int>(unit.head()), at.me.index()), at.area,
                                  at.me.index());
   at.meet();
+  return item;
 }
 
-// The unit after `unit`, of whose sequence there are `items`: mostly of the same head and sequence. All threads.
+// Item `number` of the open unit's sequence.
+template <class At>
+__device__ __forceinline__ uint32_t item_of_open(const Params& p, const At& at, uint32_t number) {
+  if (p.cut.segments <= 1) return number;
+  const uint2 order = ptx::load_shared_u2(at.unit + UnitArea::kOrder);
+  return ordered_item(p, {order.x, order.y}, number);
+}
+
+// The unit after `unit`, of whose sequence there are `items`: mostly of the same head and sequence. Returns its item.
+// All threads.
 template <class C, class At>
-__device__ __forceinline__ void open_next_unit(const Params& p, const At& at, Unit& unit, uint32_t items) {
+__device__ __forceinline__ uint32_t open_next_unit(const Params& p, const At& at, Unit& unit, uint32_t items) {
   const uint2 step = ptx::load_shared_u2(at.unit + UnitArea::kStep);
-  if (step.y == 0 && unit.item + step.x < items) {
-    unit.item += step.x;
-    if (at.me.index() != 0) return;
-    ptx::store_shared(at.unit + UnitArea::kOpen, unit.item);
-    ptx::store_shared(at.unit + UnitArea::kSlot, at.open_slot() + step.x * static_cast<uint32_t>(p.value_heads));
-    return;
+  if (step.y == 0 && unit.number + step.x < items) {
+    unit.number += step.x;
+    const uint32_t item = item_of_open(p, at, unit.number);
+    if (at.me.index() != 0) return item;
+    ptx::store_shared(at.unit + UnitArea::kOpen, unit.number);
+    ptx::store_shared(at.unit + UnitArea::kItem, item);
+    ptx::store_shared(at.unit + UnitArea::kSlot,
+                      stage_slot(p, ptx::load_shared_u32(at.unit + UnitArea::kFirst), item, unit));
+    return item;
   }
   const uint32_t place_before = unit.place;
   move_unit(p, unit, step);
-  open_unit<C>(p, at, unit, place_before, step);
+  return open_unit<C>(p, at, unit, place_before, step);
 }
 
 template <class C, class At, class Ahead>
-__device__ __forceinline__ void load_next(const Unit& unit, const At& at, Ahead&& ahead) {
-  const int item = static_cast<int>(unit.item);
-  load_ahead<C>(item, item_count(at.area, item), at, ahead);
+__device__ __forceinline__ void load_next(uint32_t item, const At& at, Ahead&& ahead) {
+  const int index = static_cast<int>(item);
+  load_ahead<C>(index, item_count(at.area, index), at, ahead);
 }
 // Asks the L2 for what the group's next item of the same sequence and head takes: each warp for half of q or k.
 template <class At>
-__device__ __forceinline__ void prefetch_next(const At& at, int item) {
-  const int next = item + static_cast<int>(ptx::load_shared_u2(at.unit + UnitArea::kStep).x);
+__device__ __forceinline__ void prefetch_next(const Params& p, const At& at, const Unit& unit) {
+  const uint32_t number = unit.number + ptx::load_shared_u2(at.unit + UnitArea::kStep).x;
+  const int next = static_cast<int>(item_of_open(p, at, number));
   prefetch_rows<128>(at.area, next, at.me.warp >> 1, 128 * (at.me.warp & 1), at.me);
   if (at.me.warp == 0 && at.me.lane < item_count(at.area, next))
     ptx::prefetch_to_l2(beta_address(at.area, next, at.me.lane));
@@ -187,8 +208,8 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
       ptx::store_shared(at.unit + UnitArea::kMade, kNoSlot);
     }
     __syncthreads();
-    open_unit<C>(p, at, unit, Unit::kNoPlace, step);
-    if (unit.exists()) load_next<C>(unit, at, rows_ahead(at, held));
+    const uint32_t item = open_unit<C>(p, at, unit, Unit::kNoPlace, step);
+    if (unit.exists()) load_next<C>(item, at, rows_ahead(at, held));
     wait_for_rows(held);
     at.meet();
   }
@@ -200,18 +221,18 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
       Unit unit = at.open();
       if (!unit.exists()) break;
       const uint32_t items = at.open_items();
-      const int item = static_cast<int>(unit.item);
+      const int item = static_cast<int>(at.open_item());
       totals = prepare_rows<C, kPrepareUnroll<C>>(raw, p, item, item_count(at.area, item), at, rows_ahead(at, held),
                                                   BetaWithRows{});
-      if constexpr (!kRowsWait<C>) prefetch_next(at, item);
+      if constexpr (!kRowsWait<C>) prefetch_next(p, at, unit);
       if (at.me.index() == 0) {
         if (p.wave > 0) call_ready(p, at.unit);
         else ptx::bulk_store_wait_read<0>();  // of what is here of the stage
         ptx::store_shared(at.unit + UnitArea::kMade, at.open_slot());
       }
       at.meet();
-      open_next_unit<C>(p, at, unit, items);
-      if (kRowsWait<C> && unit.exists()) load_next<C>(unit, at, rows_ahead(at, held));
+      const uint32_t next = open_next_unit<C>(p, at, unit, items);
+      if (kRowsWait<C> && unit.exists()) load_next<C>(next, at, rows_ahead(at, held));
     }
     {
       const At at(thread);
@@ -229,8 +250,7 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
       ptx::bulk_store_commit();
     }
     if constexpr (!kRowsWait<C>) {
-      const Unit unit = at.open();
-      if (unit.exists()) load_next<C>(unit, at, held);
+      if (at.open().exists()) load_next<C>(at.open_item(), at, held);
     }
     const ScoreParts scores = load_scores(at.group_scratch, at.area, at.me);
     reduce_scores<C::kDiagonal>(p, scores, at.area, at.stage, at.me);

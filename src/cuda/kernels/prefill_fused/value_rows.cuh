@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/kernels/prefill_fused/slow_path.cuh"
+#include "cuda/kernels/prefill_fused/terms.cuh"
 
 namespace kda::cuda::prefill_fused {
 
@@ -15,9 +16,11 @@ __device__ __forceinline__ bool has_whole_pairs(const void* base, Real type, int
           (2 * size - 1)) == 0;
 }
 
-// fp32 in whole pairs, or nowhere at all.
-__device__ __forceinline__ bool is_simple(const void* base, Real type, int64_t offset) {
-  return base == nullptr || (type == Real::kF32 && has_whole_pairs(base, type, offset));
+// fp32 in whole pairs and rows of a pool, or nowhere at all.
+template <class Place>
+__device__ __forceinline__ bool is_simple(const Place& x) {
+  return x.base == nullptr ||
+         (x.type == Real::kF32 && x.layout == Layout::kRows && has_whole_pairs(x.base, x.type, x.offset));
 }
 
 __device__ __forceinline__ float2 load_state_pair(const StateSource& source, bool is_whole, int64_t at) {
@@ -70,14 +73,67 @@ __device__ __forceinline__ void store_rows(const float (&state)[64], const RowSc
         float2{state[4 * n + 2 * r] * rows.inverse(r), state[4 * n + 2 * r + 1] * rows.inverse(r)};
 }
 
-// The state of one work goes and the next one's comes, a half on its way while the other half goes.
+// Layout::kSums: element (row, column) at row * 128 + column % 8 * 16 + column / 8, what a lane has of a row
+// together. f(place, first): this lane's sixteen runs of four, which are elements first, first + 4, ... of its
+// accumulators.
+template <class F>
+__device__ __forceinline__ void for_sums(int row, const ConsumerLane& me, const F& f) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int r = i >> 3, side = i >> 2 & 1, q = i & 3;
+    f((row + me.g + 8 * r) * kDim + (2 * me.c + side) * 16 + 4 * q, 16 * q + 2 * r + side);
+  }
+}
+__device__ __forceinline__ void load_sums(float (&x)[64], const void* from, int row, const ConsumerLane& me) {
+  const float* base = ptx::in_global(static_cast<const float*>(from));
+  for_sums(row, me, [&](int place, int first) {
+    const float4 run = *reinterpret_cast<const float4*>(base + place);
+    x[first] = run.x, x[first + 4] = run.y, x[first + 8] = run.z, x[first + 12] = run.w;
+  });
+}
+__device__ __forceinline__ void store_sums(const float (&x)[64], void* to, int row, const ConsumerLane& me) {
+  float* base = ptx::in_global(static_cast<float*>(to));
+  for_sums(row, me, [&](int place, int first) {
+    *reinterpret_cast<float4*>(base + place) = float4{x[first], x[first + 4], x[first + 8], x[first + 12]};
+  });
+}
+
+// Layout::kMap: M as the products of segments.cuh read it, for each 32 channels (rows of M) 16 KB of high terms and
+// 16 KB of low ones: [128 columns][32 channels] with 128-byte swizzle, of every eight channels the even ones first.
+constexpr uint32_t kMapTermBytes = 16384, kMapBlockBytes = 2 * kMapTermBytes;
+__device__ __forceinline__ void store_map(const float (&x)[64], void* to, int row, const ConsumerLane& me) {
+  char* base = ptx::in_global(static_cast<char*>(to));
+  const int lane_of_four = me.g >> 1;  // of the lanes that have the even, or the odd, channels of the same columns
+  const bool low_bit = (lane_of_four & 1) != 0, high_bit = (lane_of_four & 2) != 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int q = i >> 2, r = i >> 1 & 1, side = i & 1;
+    float v[4];  // of one channel, four columns
+#pragma unroll
+    for (int n = 0; n < 4; ++n) v[n] = x[16 * q + 4 * n + 2 * r + side];
+    // Among the four lanes: of one column, four channels.
+    const auto trade = [&](float& first, float& second, bool is_upper, int distance) {
+      const float got = __shfl_xor_sync(0xffffffffu, is_upper ? first : second, distance);
+      first = is_upper ? got : first, second = is_upper ? second : got;
+    };
+    trade(v[0], v[1], low_bit, 8), trade(v[2], v[3], low_bit, 8);
+    trade(v[0], v[2], high_bit, 16), trade(v[1], v[3], high_bit, 16);
+    const int channel = row + 8 * r, column = 8 * (4 * q + lane_of_four) + 2 * me.c + side;
+    char* at = base + (channel >> 5) * kMapBlockBytes + swizzle_128(column, (channel & 24) / 4 + (me.g & 1));
+    const Terms terms[4] = {Terms(v[0]), Terms(v[1]), Terms(v[2]), Terms(v[3])};
+    *reinterpret_cast<uint4*>(at) = uint4{terms[0].high, terms[1].high, terms[2].high, terms[3].high};
+    *reinterpret_cast<uint4*>(at + kMapTermBytes) = uint4{terms[0].low, terms[1].low, terms[2].low, terms[3].low};
+  }
+}
+
+// The state of one work goes and the next one's comes, a half on its way while the other half goes; or, `goes_on`,
+// stays. kSegments: of cut sequences too; kMaps: also maps are stored.
+template <bool kSegments, bool kMaps>
 __device__ __forceinline__ void exchange_state(float (&state)[64], const RowScales& rows, const StateTarget& target,
-                                               const StateSource& source, bool is_map, int row,
+                                               const StateSource& source, bool is_map, bool goes_on, int row,
                                                const ConsumerLane& me) {
   const bool has_source = source.base != nullptr;
-  if (__builtin_expect(
-          is_simple(target.base, target.type, target.offset) && is_simple(source.base, source.type, source.offset),
-          1)) {
+  if (__builtin_expect(is_simple(target) && is_simple(source), 1)) {
     float* to = ptx::in_global(static_cast<float*>(target.base) + target.offset + lane_in_matrix(row, me));
     const float* from =
         ptx::in_global(static_cast<const float*>(source.base) + source.offset + lane_in_matrix(row, me));
@@ -93,18 +149,25 @@ __device__ __forceinline__ void exchange_state(float (&state)[64], const RowScal
       }
     }
   } else {
-    store_state(state, rows, target, row, me);
+    if (!kSegments || target.layout == Layout::kRows) {
+      store_state(state, rows, target, row, me);
+    } else {
+      rescale_state(state, {rows.inverse(0), rows.inverse(1)});
+      if (kMaps && target.layout == Layout::kMap) store_map(state, target.base, row, me);
+      else store_sums(state, target.base, row, me);
+    }
+    if (kSegments && source.layout != Layout::kRows) load_sums(state, source.base, row, me);
     const bool is_whole = has_whole_pairs(source.base, source.type, source.offset);
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      if (!has_source) break;
+      if (!has_source || (kSegments && source.layout != Layout::kRows)) break;
       const int r = i & 1, n = i >> 1;
       const float2 x =
           load_state_pair(source, is_whole, source.offset + lane_in_matrix(row, me) + 8 * r * kDim + 8 * n);
       state[4 * n + 2 * r] = x.x, state[4 * n + 2 * r + 1] = x.y;
     }
   }
-  if (has_source) return;
+  if (has_source || (kSegments && goes_on)) return;
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const int r = (i >> 1) & 1, n = i >> 2;

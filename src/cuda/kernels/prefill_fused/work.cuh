@@ -135,25 +135,48 @@ constexpr int64_t kMinSegment = 256;  // tokens
 // Tokens of a segment of a sequence of this length: a multiple of 64 that depends on ceil(log2(length)) only (S-8).
 __device__ __forceinline__ int64_t segment_length(const Params& p, int64_t length) {
   const int64_t whole = length <= 1 ? 1 : int64_t{1} << (64 - __clzll(length - 1));
-  const int64_t tokens = ((whole + p.segments - 1) / p.segments + 63) / 64 * 64;
+  const int64_t tokens = ((whole + p.cut.segments - 1) / p.cut.segments + 63) / 64 * 64;
   return tokens < kMinSegment ? kMinSegment : tokens;
 }
-// Matrix `index` of a (sequence, head) in the segment space: 0 .. S - 1 the state before segment `index` (until the
-// merge, matrix p + 1 holds B of segment p), S - 1 + p the map M of segment p, 1 <= p <= S - 2.
 __device__ __forceinline__ float* segment_matrix(const Params& p, int64_t sequence, int head, int index) {
-  return p.segment_space + ((sequence * p.value_heads + head) * (2 * p.segments - 2) + index) * kMatrix;
+  return p.segment_space + ((sequence * p.value_heads + head) * p.cut.matrices() + index) * kMatrix;
+}
+// The state behind the opening.
+__device__ __forceinline__ float* opening_state(const Params& p, int64_t sequence, int head) {
+  return segment_matrix(p, sequence, head, 0);
+}
+// B and M from its run's start to a segment's end; M takes two matrices.
+__device__ __forceinline__ float* segment_sum(const Params& p, int64_t sequence, int head, int segment) {
+  return segment_matrix(p, sequence, head, segment - p.cut.opening + 1);
+}
+__device__ __forceinline__ float* segment_map(const Params& p, int64_t sequence, int head, int segment) {
+  return segment_matrix(p, sequence, head, p.cut.segments - p.cut.opening + 2 * (segment - p.cut.opening));
+}
+__device__ __forceinline__ bool starts_run(const Params& p, int segment) {
+  return (segment - p.cut.opening) % p.cut.run == 0;
+}
+// What leads from the opening's state to the one before a segment: how many maps, and each one's segment.
+__device__ __forceinline__ int maps_before(const Params& p, int segment) {
+  return (segment - p.cut.opening + p.cut.run - 1) / p.cut.run;
+}
+__device__ __forceinline__ int segment_of_map(const Params& p, int segment, int number) {
+  return min(p.cut.opening + (number + 1) * p.cut.run, segment) - 1;
 }
 
 // Where a state comes from or goes: element 0 of its value head; base null: nowhere.
+// kSums and kMap: in the segment space, laid out for what reads them there (value_rows.cuh).
+enum class Layout : int32_t { kRows = 0, kSums = 1, kMap = 2 };
 struct StateSource {
   const void* base = nullptr;  // null: zero
   Real type = Real::kF32;
   int64_t offset = 0;
+  Layout layout = Layout::kRows;
 };
 struct StateTarget {
   void* base = nullptr;
   Real type = Real::kF32;
   int64_t offset = 0;
+  Layout layout = Layout::kRows;
 };
 
 __device__ inline StateSource pool_source(const Params& p, const Slots& slots, int head) {
@@ -204,23 +227,32 @@ __device__ inline int64_t active_sequences(const Params& p) {
   return p.num_active != nullptr ? clamp_index(*p.num_active, 0, p.sequences) : p.sequences;
 }
 
-// Runs over a (sequence, head).
-__device__ __forceinline__ int work_runs(const Params& p) {
-  if (p.pass == Pass::kMaps) return 2;
-  if (p.pass == Pass::kSummaries) return 2 * p.segments - 3;
-  return p.pass == Pass::kSegments ? p.segments : p.checkpoints + 1;
+// Works of a row follow one another in one cluster: the runs over an uncut (sequence, head), of which the last may
+// overwrite the initial state; and the summaries of a run, each of which goes on from the one before.
+__device__ __forceinline__ uint32_t works_in_row(const Params& p) {
+  if (p.pass == Pass::kSummaries) return static_cast<uint32_t>(p.cut.run);
+  return p.pass == Pass::kWhole ? static_cast<uint32_t>(p.checkpoints) + 1 : 1;
 }
-__device__ __forceinline__ int64_t work_count(const Params& p) { return p.sequences * p.value_heads * work_runs(p); }
+// Works of a (sequence, head).
+__device__ __forceinline__ int works_of_unit(const Params& p) {
+  if (p.pass == Pass::kMaps) return 2;
+  if (p.pass == Pass::kSummaries) return 2 * p.cut.runs() * p.cut.run;
+  if (p.pass == Pass::kSegments) return p.cut.segments - p.cut.opening;
+  return p.pass == Pass::kOpening ? 1 : p.checkpoints + 1;
+}
+__device__ __forceinline__ int64_t work_count(const Params& p) {
+  return p.sequences * p.value_heads * works_of_unit(p);
+}
 // `ctas`: blocks that share a work.
 __device__ __forceinline__ int64_t first_work(const Params& p, uint32_t ctas) {
-  return static_cast<int64_t>(blockIdx.x / ctas) * (p.pass == Pass::kWhole ? work_runs(p) : 1);
+  return static_cast<int64_t>(blockIdx.x / ctas) * works_in_row(p);
 }
-// The runs of an uncut (sequence, head) follow one another in one cluster: the last may overwrite the initial state.
 __device__ __forceinline__ int64_t next_work(const Params& p, int64_t w, uint32_t ctas) {
   const int clusters = static_cast<int>(gridDim.x / ctas);
-  if (p.pass != Pass::kWhole || p.checkpoints == 0) return w + clusters;
-  const uint32_t runs = static_cast<uint32_t>(p.checkpoints) + 1;
-  return static_cast<uint32_t>(w) % runs + 1 < runs ? w + 1 : w + 1 + static_cast<int64_t>(clusters - 1) * runs;
+  const bool has_rows = p.pass == Pass::kSummaries || (p.pass == Pass::kWhole && p.checkpoints != 0);
+  if (!has_rows) return w + clusters;
+  const uint32_t row = works_in_row(p);
+  return static_cast<uint32_t>(w) % row + 1 < row ? w + 1 : w + 1 + static_cast<int64_t>(clusters - 1) * row;
 }
 
 // Are sequences taken longest first, by the list in shared memory?
@@ -263,39 +295,37 @@ __device__ inline void list_sequences(const Params& p, int threads) {
   }
 }
 
-// Narrows a work to the segment of run `run`; sequence -1: there is no such segment, or nothing to do for it.
-__device__ inline void take_segment(const Params& p, Work& work, int run) {
+// Narrows a work to what place `place` of row `row` is of its sequence; sequence -1: there is no such segment, or
+// nothing to do for it.
+__device__ inline void take_segment(const Params& p, Work& work, int row, int place) {
+  const bool is_summary = p.pass == Pass::kSummaries, is_opening = p.pass == Pass::kOpening;
+  work.has_output = is_opening || p.pass == Pass::kSegments;
   if (p.pass == Pass::kMaps) {
-    work.is_map = run > 0;
-    work.has_output = false;
+    work.is_map = row > 0;
     return;
   }
   const int64_t tokens = segment_length(p, work.span.length);
   work.segments = work.span.length <= tokens ? 1 : static_cast<int32_t>((work.span.length + tokens - 1) / tokens);
-  const bool is_summary = p.pass == Pass::kSummaries;
-  work.segment = is_summary ? (run + 1) / 2 : run;
-  work.is_map = is_summary && run > 0 && run % 2 == 0;
-  work.has_output = !is_summary;
-  if (work.segment >= (is_summary ? work.segments - 1 : work.segments)) work.sequence = -1;
-  if (!work.is_active) {
-    if (is_summary || run > 0) work.sequence = -1;
-    return;  // run 0 of the last pass clears the outputs of the whole
+  work.segment = is_opening ? 0 : p.cut.opening + (is_summary ? row / 2 * p.cut.run + place : row);
+  work.is_map = is_summary && row % 2 != 0;
+  if (is_opening && !work.is_active) return;  // clears the outputs of the whole
+  if (!work.is_active || work.segment >= work.segments - (is_summary ? 1 : 0)) {
+    work.sequence = -1;
+    return;
   }
-  const int64_t first = work.segment * tokens;
+  const int64_t first = work.segment * tokens, most = is_opening ? p.cut.opening * tokens : tokens;
   work.first += static_cast<uint32_t>(first / kChunk);
   work.span.begin += first;
-  work.span.length = work.span.length - first < tokens ? work.span.length - first : tokens;
+  work.span.length = work.span.length - first < most ? work.span.length - first : most;
 }
 
 // Works are fewer than 2^31 (the launcher refuses more). Of any pass, with or without a table.
 __device__ inline Work load_any_work(const Params& p, uint32_t number) {
   Work work;
-  const uint32_t runs = static_cast<uint32_t>(work_runs(p)), heads = static_cast<uint32_t>(p.value_heads);
+  const uint32_t length = works_in_row(p), heads = static_cast<uint32_t>(p.value_heads);
   const uint32_t units = static_cast<uint32_t>(p.sequences) * heads;
-  const bool is_whole = p.pass == Pass::kWhole;
-  const uint32_t unit = is_whole ? (runs == 1 ? number : number / runs) : number % units;
-  const int run = static_cast<int>(is_whole ? number - unit * runs : number / units);
-  const uint32_t rank = unit / heads;
+  const uint32_t row = length == 1 ? number : number / length, unit = row % units, rank = unit / heads;
+  const int place = static_cast<int>(number - row * length);
   work.head = static_cast<int32_t>(unit - rank * heads);
   work.sequence = has_order(p) ? sequence_order()[rank] : rank;
   if (work.sequence >= active_sequences(p)) {
@@ -307,13 +337,14 @@ __device__ inline Work load_any_work(const Params& p, uint32_t number) {
   work.slots = record.slots;
   work.is_active = record.slots.is_active;
   work.first = record.first;
-  if (!is_whole) take_segment(p, work, run);
-  if (is_whole && run < p.checkpoints) {
-    work.checkpoint = run;
+  if (p.pass != Pass::kWhole) {
+    take_segment(p, work, static_cast<int>(row / units), place);
+  } else if (place < p.checkpoints) {
+    work.checkpoint = place;
     work.has_output = false;
-    const int64_t offset = load_index(p.checkpoint_offsets, work.sequence, run);
+    const int64_t offset = load_index(p.checkpoint_offsets, work.sequence, place);
     const bool inside = offset > 0 && offset < work.span.length && offset % kChunk != 0;
-    if (!inside || checkpoint_target(p, work.sequence, work.head, run).base == nullptr) work.is_active = false;
+    if (!inside || checkpoint_target(p, work.sequence, work.head, place).base == nullptr) work.is_active = false;
     work.span.length = offset;
   }
   return work;
@@ -350,26 +381,35 @@ __device__ inline Work load_work(const Params& p, int64_t w) {
   return work;
 }
 
-// What a work starts from; maps start from I.
+// The next summary of a run starts from what the one before has in its registers.
+__device__ inline bool goes_on(const Params& p, const Work& work) {
+  return p.pass == Pass::kSummaries && !starts_run(p, work.segment);
+}
+// What a work starts from; null: from zero, or maps from I. Segments go on from there by maps_before. Here and below
+// the usual work is told by its own fields first: what is known of it leaves no branch.
 __device__ inline StateSource work_source(const Params& p, const Work& work) {
-  if (work.segments == 1 || (p.pass == Pass::kSummaries && work.segment == 0))
-    return pool_source(p, work.slots, work.head);
-  if (p.pass == Pass::kSummaries) return {};
-  return {segment_matrix(p, work.sequence, work.head, work.segment), Real::kF32, 0};
+  if (work.segments == 1 || p.pass == Pass::kOpening) return pool_source(p, work.slots, work.head);
+  if (p.pass != Pass::kSegments) return {};
+  return {opening_state(p, work.sequence, work.head), Real::kF32, 0, Layout::kSums};
 }
 
 // Where its last state goes.
 __device__ inline StateTarget work_target(const Params& p, const Work& work) {
-  if (p.pass == Pass::kSummaries) {
-    const int index = work.is_map ? p.segments - 1 + work.segment : work.segment + 1;
-    return {segment_matrix(p, work.sequence, work.head, index), Real::kF32, 0};
+  if (work.segments > 1) {
+    if (p.pass == Pass::kSummaries && work.is_map)
+      return {segment_map(p, work.sequence, work.head, work.segment), Real::kF32, 0, Layout::kMap};
+    if (p.pass == Pass::kSummaries)
+      return {segment_sum(p, work.sequence, work.head, work.segment), Real::kF32, 0, Layout::kSums};
+    if (p.pass == Pass::kOpening && work.segments > p.cut.opening)
+      return {opening_state(p, work.sequence, work.head), Real::kF32, 0, Layout::kSums};
+    if (p.pass == Pass::kSegments && work.segment + 1 < work.segments) return {};
   }
   if (p.pass == Pass::kMaps) {
     const int64_t matrix = (2 * work.head + (work.is_map ? 1 : 0)) * kMatrix;
     return {p.state_out, Real::kF32, work.sequence * p.state_out_stride + matrix};
   }
   if (work.checkpoint >= 0) return checkpoint_target(p, work.sequence, work.head, work.checkpoint);
-  return work.segment + 1 < work.segments ? StateTarget{} : final_target(p, work.slots, work.head);
+  return final_target(p, work.slots, work.head);
 }
 
 // Items of the main run after which its next checkpoint at a chunk end or at the sequence's end is due.

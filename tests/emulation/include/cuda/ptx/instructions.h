@@ -250,14 +250,18 @@ void pin_registers(float (&)[kSize]) {}
 template <int kFirst, int kCount, int kSize>
 void pin_part(float (&)[kSize]) {}
 
-// The element that lies `at` bytes behind a descriptor's start before swizzling.
-inline float wgmma_element(uint64_t descriptor, uint32_t at) {
+// The bits that lie `at` bytes behind a descriptor's start before swizzling.
+template <class Bits>
+Bits wgmma_bits(uint64_t descriptor, uint32_t at) {
   const uint32_t address = (static_cast<uint32_t>(descriptor) & 0x3fffu) * 16 + at;
   const uint32_t mask = descriptor >> 62 == static_cast<uint64_t>(Swizzle::k128) ? 0x70u : 0x30u;
   const uint32_t physical = (address ^ (address >> 3 & mask)) | emulation::cta_rank() << 24;
-  uint16_t bits;
-  std::memcpy(&bits, emulation::deferred_pointer(physical, 2), 2);
-  return from_f16(bits);
+  Bits bits;
+  std::memcpy(&bits, emulation::deferred_pointer(physical, sizeof(Bits)), sizeof(Bits));
+  return bits;
+}
+inline float wgmma_element(uint64_t descriptor, uint32_t at) {
+  return from_f16(wgmma_bits<uint16_t>(descriptor, at));
 }
 template <class Element>
 void wgmma_rows(float* d, int columns, const WarpOperands& a, bool accumulate, const Element& element) {
@@ -284,6 +288,19 @@ void wgmma_m64n64k16_nmajor(float (&d)[kSize], uint32_t a0, uint32_t a1, uint32_
   wgmma_rows(d + kFirst, 64, WarpOperands({a0, a1, a2, a3}), true, [&](int k, int n) {
     return wgmma_element(b, static_cast<uint32_t>(k / 8) * stride + static_cast<uint32_t>(k % 8) * 128 + 2 * n);
   });
+}
+
+inline void wgmma_m64n128k8_tf32(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b) {
+  const uint32_t stride = static_cast<uint32_t>(b >> 32 & 0x3fffu) * 16;
+  const WarpOperands a({a0, a1, a2, a3});
+  const auto cut = [](uint32_t bits) { return __uint_as_float(bits & 0xffffe000u); };
+  const int g = emulation::lane() / 4, c = emulation::lane() % 4;
+  for (int i = 0; i < 64; ++i) {
+    const uint32_t n = static_cast<uint32_t>(8 * (i / 4) + 2 * c + i % 2);
+    for (int k = 0; k < 8; ++k)
+      d[i] += cut(a.get(4 * g + k % 4, 2 * (k / 4) + i % 4 / 2)) *
+              cut(wgmma_bits<uint32_t>(b, n / 8 * stride + n % 8 * (stride / 8) + 4 * static_cast<uint32_t>(k)));
+  }
 }
 
 }  // namespace kda::cuda::ptx
