@@ -2,10 +2,8 @@
 // operands there.
 //
 //   1  prepare_stages_kernel  every item of every (sequence, head) to its stage in Params::stages; waits for nothing
-//   2  chain_kernel           (chain.cuh) the consumer's role alone, stages by bulk copies; with segments: opening
-//   and
-//                             summaries, then merge_segments_kernel, then the segments, all from the same stages
-//                             (S-6)
+//   2  chain_kernel           (chain.cuh) the consumer's role alone, stages by bulk copies; of cut sequences opening
+//                             and summaries, then the segments, all from the same stages (S-6, segments.cuh)
 //
 // One after the other, each on the whole device; or, with Params::wave, side by side: the preparation is given some
 // of the SMs, says of every stage when it is there, and makes first what the chains want first (units.cuh). The
