@@ -354,6 +354,28 @@ void output_list() {
   expect_bits("R-41: output rows by list", same);
 }
 
+// F28: calls on two streams at once, each of which alone could fill the device. Every round starts from the states of
+// the one before: both streams must agree.
+void expect_two_streams(const Problem& c, const std::string& form) {
+  Device d[2];
+  cudaStream_t streams[2];
+  for (int i = 0; i < 2; ++i) {
+    check(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking), "stream");
+    upload(c, d[i]);
+    (void)run(c, d[i]);
+    d[i].out.fill(0x7f);
+    d[i].pool.upload(pool_bytes(c));
+  }
+  check(cudaDeviceSynchronize(), "two streams");
+  for (int round = 0; round < 20; ++round)
+    for (int i = 0; i < 2; ++i)
+      check(launch_prefill_fused(d[i].p, c.family, c.gate_type, multiprocessors(), streams[i]), "launch");
+  check(cudaDeviceSynchronize(), "two streams");
+  expect_bits((form + ": two streams at once").c_str(),
+              d[0].out.download<uint16_t>() == d[1].out.download<uint16_t>() &&
+                  d[0].pool.download<uint8_t>() == d[1].pool.download<uint8_t>());
+}
+
 // S-6: the same problems with sequences cut, whose errors must stay within the same limits; long ones; bits.
 void segments() {
   default_staged = true;
@@ -399,6 +421,8 @@ void segments() {
     same = same && again.out == first.out && again.pool == first.pool;
   }
   expect_bits("cut: N-12: 50 runs, and other divisions of the SMs", same);
+  c.prepare_ctas = 100;
+  expect_two_streams(c, "cut");
   default_staged = false;
   default_wave = default_prepare_ctas = 0;
   default_cut = {};
@@ -436,24 +460,7 @@ void balanced() {
   test(basic("one long sequence", {4096, 64, 65, 200, 300, 1, 700}, 6, 12));
   test(basic("67 works", {512}, 67, 67));
   test(basic("131 works", {512}, 131, 131));
-  // F28: two streams at once, each of which alone could fill the device.
-  Problem c = basic("two streams", {1024, 600, 64, 2000}, 10, 20);
-  Device d[2];
-  cudaStream_t streams[2];
-  for (int i = 0; i < 2; ++i) {
-    check(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking), "stream");
-    upload(c, d[i]);
-    (void)run(c, d[i]);
-    d[i].out.fill(0x7f);
-    d[i].pool.upload(pool_bytes(c));
-  }
-  check(cudaDeviceSynchronize(), "two streams");
-  for (int round = 0; round < 20; ++round)
-    for (int i = 0; i < 2; ++i)
-      check(launch_prefill_fused(d[i].p, c.family, c.gate_type, multiprocessors(), streams[i]), "launch");
-  check(cudaDeviceSynchronize(), "two streams");
-  expect_bits("balanced: two streams at once", d[0].out.download<uint16_t>() == d[1].out.download<uint16_t>() &&
-                                                   d[0].pool.download<uint8_t>() == d[1].pool.download<uint8_t>());
+  expect_two_streams(basic("two streams", {1024, 600, 64, 2000}, 10, 20), "balanced");
   default_balanced = false;
 }
 
@@ -512,26 +519,9 @@ void beside() {
                   same);
     }
   }
-  // F28: calls on two streams at once, each of which alone could fill the device.
   Problem c = varlen("two streams");
   c.wave = 32, c.prepare_ctas = 100;
-  Device d[2];
-  cudaStream_t streams[2];
-  for (int i = 0; i < 2; ++i) {
-    check(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking), "stream");
-    upload(c, d[i]);
-    (void)run(c, d[i]);
-    d[i].out.fill(0x7f);
-    d[i].pool.upload(pool_bytes(c));
-  }
-  check(cudaDeviceSynchronize(), "two streams");
-  for (int round = 0; round < 20; ++round)
-    for (int i = 0; i < 2; ++i)
-      check(launch_prefill_fused(d[i].p, c.family, c.gate_type, multiprocessors(), streams[i]), "launch");
-  check(cudaDeviceSynchronize(), "two streams");
-  // Every round starts from the states of the one before: both streams must agree.
-  expect_bits("beside: two streams at once", d[0].out.download<uint16_t>() == d[1].out.download<uint16_t>() &&
-                                                 d[0].pool.download<uint8_t>() == d[1].pool.download<uint8_t>());
+  expect_two_streams(c, "beside");
   default_staged = false;
   default_wave = default_prepare_ctas = 0;
 }
