@@ -156,6 +156,7 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
     p.checkpoint_out = result.checkpoint.data();
     p.checkpoint_row_stride = p.checkpoint_stride = row * 128;
   }
+  if (change) change(p);
   std::vector<char> stages;
   if (kept != nullptr) {
     p.stage_positions = p.tokens / kChunk + n;
@@ -169,7 +170,6 @@ PrefillResult run(const PrefillProblem& problem, int clusters = 1, Diagonal diag
     std::fill(stages.end() - 4 * slots, stages.end(), 0);  // as the launcher does
     launch_kernel(problem, p, clusters, diagonal, true);
   }
-  if (change) change(p);
   if (problem.is_balanced) {
     const size_t floats = clusters * (kMatrix + kLeftFlags);
     std::vector<float> shares(floats + 8, NAN);
@@ -341,6 +341,18 @@ TEST(PrefillFusedEmulated, S06_CutIntoSegments) {
   expect_release_targets(problem, one);
   EXPECT_EQ(one.out, two.out);
   EXPECT_EQ(std::memcmp(one.state.data(), two.state.data(), one.state.size() * sizeof(float)), 0);
+}
+
+// Offsets that run backwards: nothing is prepared of a sequence that has more items than were booked, and no chain
+// may wait for its stages; its rows are cleared (G-7, P-13).
+TEST(PrefillFusedEmulated, P13_BackwardOffsetsOfACutCall) {
+  PrefillProblem problem({600, 0, 64}, 1, Gate::kBounded);
+  problem.cut = {5, 1, 2}, problem.is_staged = true, problem.wave = 1;
+  const int64_t offsets[] = {0, 600, 0, 664};
+  const PrefillResult result = run(problem, 2, Diagonal::kAnchored, 0, nullptr, [&](Params& p) {
+    p.cu_seqlens = Indices{offsets, 1, 1};
+  });
+  EXPECT_EQ(std::count(result.out.begin() + 600 * 128, result.out.end(), 0), 64 * 128);
 }
 
 // What the opening and the runs want at the same time is made at the same time, and every item once.

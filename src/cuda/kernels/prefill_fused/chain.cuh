@@ -4,7 +4,8 @@
 // each step's latency counts; both CTAs load half of every stage for both by multicast. Two: a CTA has the whole
 // work. The last warpgroup is the helpers': warps 0-2 move values and outputs for the consumers, warp 3 loads stages.
 // Waits: consumers on full[stage] and on values[tile]; the loader on empty[stage] (the consumer warps of all CTAs of
-// the work, in each CTA); the movers on outputs[tile]. Nobody waits for another work. The grid may start before the
+// the work, in each CTA); the movers on outputs[tile]. Nobody waits for another work of its grid; segments wait
+// for the opening and the summaries. The grid may start before the
 // one before it ends (programmatic dependent launch): tables and initial states are then read meanwhile.
 #pragma once
 

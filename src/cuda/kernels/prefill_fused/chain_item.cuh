@@ -277,7 +277,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
       next = Ring::load(p, w);
       w = static_cast<uint32_t>(Ring::next(p, w));
       is_open = next.sequence >= 0 && next.is_active;
-      if (!is_open && next.sequence >= 0 && next.checkpoint < 0) clear_output(p, next, row, me);
+      if (!is_open && next.sequence >= 0 && next.has_output) clear_output(p, next, row, me);
     }
     StateSource source;
     if (is_open) {

@@ -57,7 +57,7 @@ __device__ __forceinline__ SequenceEntry find_unit(const Params& p, Unit& unit, 
     const uint32_t total = item_total(entry.length);
     if (unit.number >= total) {
       unit.number -= total, ++unit.place;
-    } else if ((entry.flags & 1) != 0 && int64_t{entry.first} + total <= p.stage_positions) {
+    } else if ((entry.flags & 1) != 0) {
       return entry;
     } else {
       move_unit(p, unit, step);

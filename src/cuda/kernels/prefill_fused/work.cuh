@@ -291,7 +291,11 @@ __device__ inline void list_sequences(const Params& p, int threads) {
       first += j < i ? item_total(other) : 0;
     }
     sequence_order()[rank] = static_cast<uint16_t>(i);
-    if (tabled && i < active) sequence_table()[i].first = first;
+    if (!tabled || i >= active) continue;
+    sequence_table()[i].first = first;
+    // Only offsets that run backwards name more items than were booked: such a sequence is not active.
+    if (p.stages != nullptr && int64_t{first} + item_total(mine) > p.stage_positions)
+      sequence_table()[i].flags &= ~1u;
   }
 }
 
@@ -373,11 +377,6 @@ __device__ inline Work load_work(const Params& p, int64_t w) {
   Work work = __builtin_expect(is_usual, 1) ? load_usual_work(p, number) : load_any_work(p, number);
   if (work.sequence >= 0 && work.is_active)
     work.items = static_cast<int32_t>((work.span.length + kChunk - 1) / kChunk);
-  // Only offsets that run backwards name more items than were booked: such a sequence does nothing.
-  if (p.stages != nullptr && work.first + static_cast<int64_t>(work.items) > p.stage_positions) {
-    work.is_active = false;
-    work.items = 0;
-  }
   return work;
 }
 
