@@ -449,6 +449,15 @@ TEST(PrefillFusedEmulated, S08_SmsOfThePreparationAndOfChains) {
   EXPECT_EQ(choose_form({1, 32, 8192, 132, false}).wave, 32);  // the fused form's bits: batch_invariant too
   // The dyadic preparation is the longer part: it gets the SMs that chains of one SM each leave.
   EXPECT_EQ(choose_form({1, 32, 8192, 132, true, true, Diagonal::kDyadic}).prepare_ctas, 100);
+  // A plan books the most that any cut takes.
+  for (const Diagonal diagonal : {Diagonal::kAnchored, Diagonal::kDyadic}) {
+    for (const int32_t heads : {1, 2, 4, 8, 12, 16, 24, 44}) {
+      for (int64_t tokens = 200; tokens < 200000; tokens += tokens / 9) {
+        const Cut cut = choose_form({1, heads, tokens, 132, true, true, diagonal}).cut;
+        EXPECT_LE(cut.segments > 1 ? heads * cut.matrices() : 0, most_segment_matrices(heads));
+      }
+    }
+  }
   // Of a cut, chains of the opening, of the summaries and the preparation have an SM or two each at the same time.
   for (const int32_t heads : {1, 4, 8, 12, 16}) {
     const Form form = choose_form({1, heads, 8192, 132});

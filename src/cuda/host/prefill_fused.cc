@@ -160,9 +160,13 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
   void book_space(WorkspaceBook& book) {
     const int64_t most = std::min(desc_.max_sequences, fused::kMostStagedSequences);
     for (int64_t n = 1; n <= most; ++n) {
-      for (int64_t tokens = desc_.max_tokens; tokens >= 1; tokens /= 2) {
+      for (int64_t tokens = desc_.max_tokens; tokens >= 1; tokens -= (tokens + 3) / 4) {
         const Space wanted = space(n, tokens, false);
-        booked_.segment_bytes = std::max(booked_.segment_bytes, wanted.segment_bytes);
+        // How a sequence is cut changes with its length, and not by size: the most that any cut takes.
+        if (wanted.segment_bytes > 0)
+          booked_.segment_bytes =
+              std::max(booked_.segment_bytes, fused::most_segment_matrices(n * desc_.attention.num_value_heads) *
+                                                  fused::kSegmentMatrixBytes);
         booked_.scratch_bytes = std::max(booked_.scratch_bytes, wanted.scratch_bytes);
       }
     }

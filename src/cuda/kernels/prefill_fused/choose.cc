@@ -7,6 +7,7 @@ namespace {
 
 constexpr int64_t kItem = 32, kShortestSegment = 256;
 constexpr int kMostSegments = 16, kLongestRun = 4;
+constexpr int64_t kMostMatrices = 264;  // of the segment space, 17 MB: plans book them, whatever the calls' lengths
 
 // Microseconds. What an item takes, by the form of its diagonal blocks:
 struct ItemCosts {
@@ -188,6 +189,10 @@ ChainSms chain_sms(int64_t units, const Cut& cut, int sm_count, int prepare_ctas
   return {2 * units + works <= room ? 2 : 1, 1};
 }
 
+int64_t most_segment_matrices(int64_t units) {
+  return std::min(kMostMatrices, units * Cut{kMostSegments, 1, 1}.matrices());
+}
+
 Form cut_form(const CallFacts& call, const Cut& cut) {
   const int64_t units = call.sequences * call.value_heads, works = units * 2 * cut.runs();
   Form best{cut, true, static_cast<int>(std::min<int64_t>(units + works, call.sm_count)), call.sm_count};
@@ -221,6 +226,7 @@ Form choose_form(const CallFacts& call) {
     for (int opening = run; opening <= run + (run + 1) / 2; ++opening) {
       for (int runs = 1; opening + runs * run + 1 <= kMostSegments; ++runs) {
         const Cut cut{opening + runs * run + 1, opening, run};
+        if (call.sequences * call.value_heads * cut.matrices() > kMostMatrices) break;
         if (size_of(call, cut.segments).segments <= opening + (runs - 1) * run + 1) break;
         consider(cut_form(call, cut));
       }

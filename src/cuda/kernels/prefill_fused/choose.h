@@ -38,6 +38,8 @@ struct ChainSms {
   int opening, summary;
 };
 ChainSms chain_sms(int64_t units, const Cut& cut, int sm_count, int prepare_ctas);
+// Matrices of the segment space (Cut::matrices) that a call which choose_form cuts takes at most.
+int64_t most_segment_matrices(int64_t units);
 // The staged form with sequences cut, of the SMs that the preparation takes the best number; `cut` as it is.
 Form cut_form(const CallFacts& call, const Cut& cut);
 

@@ -126,7 +126,7 @@ int64_t staged_workspace(int64_t positions, int32_t value_heads) {
 
 int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, const Cut& cut) {
   if (cut.segments <= 1) return 0;
-  return sequences * value_heads * cut.matrices() * int64_t{kDim} * kDim * 4;
+  return sequences * value_heads * cut.matrices() * kSegmentMatrixBytes;
 }
 
 }  // namespace kda::cuda::prefill_fused
