@@ -131,8 +131,8 @@ struct Params {
 // and no checkpoints sequences are cut (segments.cuh), and segment_space must hold prefill_fused_workspace() bytes,
 // aligned to 256; its contents before do not matter.
 cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type, int sm_count, cudaStream_t stream);
-// Bytes of Params::segment_space; 0 where nothing is cut.
 constexpr int64_t kSegmentMatrixBytes = 128 * 128 * 4;
+// Bytes of Params::segment_space; 0 where nothing is cut.
 int64_t prefill_fused_workspace(int64_t sequences, int32_t value_heads, const Cut& cut);
 // Params::balance_space, aligned to 256, is used where the call allows it: balance_workspace() bytes, whose contents
 // before do not matter.
