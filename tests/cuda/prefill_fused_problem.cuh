@@ -145,7 +145,6 @@ struct Error {
   int64_t worst_sequence = -1, worst_head_index = -1, nan_mismatch = 0, finite_inf_mismatch = 0;
 };
 
-// One test problem: host inputs in the dtypes of the call, expected results, device buffers.
 // How sequences are cut in the problems made from now on.
 inline Cut default_cut;
 // Whether they take the staged form.
@@ -156,6 +155,7 @@ inline int default_wave = 0, default_prepare_ctas = 0;
 inline bool default_balanced = false;
 inline int default_sm_count = 0;
 
+// One test problem: host inputs in the dtypes of the call, expected results, device buffers.
 struct Problem {
   Cut cut = default_cut;
   bool is_staged = default_staged;

@@ -3,8 +3,7 @@
 //   2  Pass::kSummaries  of the segments behind them but the last, Cut::run at a time: B (from S := 0) and M (from
 //                        S := I, V := 0) from the run's start to the end of each;
 // then
-//   3  Pass::kSegments   all segments behind the opening: outputs, final state. The state S before each is made by
-//   the
+//   3  Pass::kSegments   all segments behind the opening: outputs, final state. The state S before each is made by the
 //                        chain itself: from the opening's, S := S M + B for every run before and for the segments of
 //                        its own run before it (S-4).
 // A run goes through its segments one after the other, so that 3 has more and shorter chains than 2.
