@@ -55,7 +55,8 @@ void run_waiting(int clusters, const std::function<void(int cluster, std::atomic
 template <Gate kGate, class GateType, Diagonal kDiagonal>
 void launch(Params p, int clusters, bool prepare) {
   using C = Config<kGate, GateType, kDiagonal>;
-  using Shared = Config<kGate, GateType, kDiagonal, true>;
+  using Usual = Config<kGate, GateType, kDiagonal, Works::kUsual>;
+  using Shared = Config<kGate, GateType, kDiagonal, Works::kShares>;
   p.gate_family = kGate, p.gate_type = sizeof(GateType) == 4 ? Real::kBf16 : Real::kF32;
   const auto memory = [] { return s_memory; };
   if (prepare) {
@@ -68,8 +69,11 @@ void launch(Params p, int clusters, bool prepare) {
     const auto run = [&](int i, std::atomic<bool>* waits) {
       emulation::run_cluster(
           kClusterSize, kThreads, i * kClusterSize, clusters * kClusterSize,
-          [&] { p.balance_space != nullptr ? prefill_fused_kernel<Shared>(p) : prefill_fused_kernel<C>(p); }, memory,
-          waits);
+          [&] {
+            if (p.balance_space != nullptr) prefill_fused_kernel<Shared>(p);
+            else is_usual(p) ? prefill_fused_kernel<Usual>(p) : prefill_fused_kernel<C>(p);
+          },
+          memory, waits);
     };
     if (p.balance_space != nullptr) run_waiting(clusters, run);
     else
@@ -232,6 +236,14 @@ TEST(PrefillFusedEmulated, H05_GatesAtTheirBoundAndSmallQueries) {
 TEST(PrefillFusedEmulated, P11_PlainGatesHeadsAndAnEmptySequence) {
   const PrefillProblem problem({64, 0, 5}, 2, Gate::kPlain);
   expect_release_targets(problem, run(problem, 2));
+}
+
+// A checkpoint that no sequence reaches leaves the usual kernel's bits to the one for any call.
+TEST(PrefillFusedEmulated, N12_TheKernelForAnyCall) {
+  const PrefillProblem problem({33, 0, 130}, 2, Gate::kBounded);
+  const PrefillResult usual = run(problem, 2), any = run(problem, 2, Diagonal::kAnchored, 1000);
+  EXPECT_EQ(any.out, usual.out);
+  EXPECT_EQ(any.state, usual.state);
 }
 
 // The staged form makes the fused form's bits.

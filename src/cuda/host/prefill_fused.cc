@@ -102,7 +102,7 @@ void fill_fused_sequences(const kda_sequences& s, const kda_tensor& token, fused
 
 Status give_stages(const kda_tensor& stages, fused::Params& p) {
   if (!fused::may_be_staged(p)) {
-    return unsupported("stages: wanted at most ", fused::kMostStagedSequences, " sequences, got ", p.sequences);
+    return unsupported("stages: wanted at most ", fused::kMostTabledSequences, " sequences, got ", p.sequences);
   }
   const int64_t bytes = fused::staged_workspace(fused::staged_positions(p), p.value_heads);
   if (stages.shape[0] < bytes) {
@@ -158,7 +158,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
   // Books the stages or what clusters leave to one another, and the segment space (S-6, S-8), for every run that
   // these bounds allow.
   void book_space(WorkspaceBook& book) {
-    const int64_t most = std::min(desc_.max_sequences, fused::kMostStagedSequences);
+    const int64_t most = std::min(desc_.max_sequences, fused::kMostTabledSequences);
     for (int64_t n = 1; n <= most; ++n) {
       for (int64_t tokens = desc_.max_tokens; tokens >= 1; tokens -= (tokens + 3) / 4) {
         const Space wanted = space(n, tokens, false);
@@ -228,7 +228,7 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     const bool may_cut = desc_.segments != KDA_SEGMENTS_OFF && (desc_.flags & KDA_PLAN_BATCH_INVARIANT) == 0;
     const auto heads = static_cast<int32_t>(desc_.attention.num_value_heads);
     space.form = fused::choose_form({sequences, heads, tokens, multiprocessors_, may_cut,
-                                     sequences <= fused::kMostStagedSequences, diagonal_, is_even});
+                                     sequences <= fused::kMostTabledSequences, diagonal_, is_even});
     space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, space.form.cut);
     if (space.form.is_staged) space.scratch_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
     if (space.form.is_balanced) space.scratch_bytes = fused::balance_workspace(multiprocessors_);

@@ -18,7 +18,7 @@ class FusedSummaryKernel final : public Kernel<SegmentSummary> {
   Status prepare() const { return prepare_fused(desc_.attention); }
 
   int64_t stages_bytes(int64_t sequences, int64_t tokens) const override {
-    if (sequences > prefill_fused::kMostStagedSequences) return 0;
+    if (sequences > prefill_fused::kMostTabledSequences) return 0;
     return prefill_fused::staged_workspace(tokens / prefill_fused::kStageTokens + sequences,
                                            static_cast<int32_t>(desc_.attention.num_value_heads));
   }

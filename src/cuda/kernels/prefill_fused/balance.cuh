@@ -106,17 +106,21 @@ __device__ __forceinline__ uint32_t first_of_share() {
   return begin.work == end.work ? kNoWork : next_of_share(end.work);
 }
 
-// What a fused kernel runs: the works as they are dealt out, or of its cluster's share. Two kernels, since what runs
-// once a work is cold, and slower with every line more.
-template <bool kShares>
+// What a fused kernel runs. Three kernels, since what runs once a work is cold, and slower with every line more. (But
+// load_any_work stays in all of them: without it ptxas spills registers in the item loop.)
+template <Works kWorks>
 struct FusedWorks {
+  static constexpr bool kShares = kWorks == Works::kShares, kUsual = kWorks == Works::kUsual;
+  __device__ static int64_t count(const Params& p) {
+    return kUsual ? p.sequences * p.value_heads : work_count(p);
+  }
   __device__ static int64_t first(const Params& p) {
     if constexpr (kShares) return first_of_share();
-    return first_work(p, kClusterSize);
+    return kUsual ? blockIdx.x / kClusterSize : first_work(p, kClusterSize);
   }
   __device__ static int64_t next(const Params& p, int64_t w) {
     if constexpr (kShares) return next_of_share(static_cast<uint32_t>(w));
-    return next_work(p, w, kClusterSize);
+    return kUsual ? w + gridDim.x / kClusterSize : next_work(p, w, kClusterSize);
   }
   __device__ static Work load(const Params& p, int64_t w) {
     Work work = load_work(p, w);
@@ -137,10 +141,11 @@ struct FusedWorks {
   }
   __device__ static StateSource source(const Params& p, const Work& work) {
     if (kShares && work.part == Part::kRest) return {cluster_share().taken, Real::kF32, 0};
-    return work_source(p, work);
+    return kUsual ? pool_source(p, work.slots, work.head) : work_source(p, work);
   }
   __device__ static StateTarget target(const Params& p, const Work& work) {
-    return kShares && work.part == Part::kFirst ? StateTarget{} : work_target(p, work);
+    if (kShares && work.part == Part::kFirst) return {};
+    return kUsual ? final_target(p, work.slots, work.head) : work_target(p, work);
   }
 };
 

@@ -36,6 +36,7 @@ struct LoadedRing {
   static constexpr uint32_t kCount = Plan::kStages, kCtas = kChainCtas<kGroups>;
   static constexpr bool kCheckpoints = false;  // the fused form serves them
   static constexpr bool kHandsOver = false;
+  __device__ static int64_t count(const Params& p) { return work_count(p); }
   __device__ static int64_t first(const Params& p) { return first_work(p, kCtas); }
   __device__ static int64_t next(const Params& p, int64_t w) { return next_work(p, w, kCtas); }
   __device__ static Work load(const Params& p, int64_t w) { return load_work(p, w); }

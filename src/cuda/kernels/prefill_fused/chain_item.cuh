@@ -262,7 +262,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32_t window, uint32
   const uint32_t first_row = rank * kRowsPerCta + 16 * me.warp;
   const uint32_t barriers = shared + Plan::kBarriers;
   OpenWork& open = *reinterpret_cast<OpenWork*>(s_memory + Plan::kOpenWorks + me.warp * kOpenWorkBytes);
-  const auto works = static_cast<uint32_t>(work_count(p));  // below 2^31
+  const auto works = static_cast<uint32_t>(Ring::count(p));  // below 2^31
   auto w = static_cast<uint32_t>(Ring::first(p));
   StageCursor<Ring::kCount> ring;
   Traffic traffic(shared, me);

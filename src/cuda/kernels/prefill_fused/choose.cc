@@ -83,7 +83,7 @@ double balanced_time(const Size& size, const CallFacts& call, double longest) {
 // even ones must not lose.
 bool is_worth_balancing(const CallFacts& call) {
   const Size size = size_of(call, 1);
-  if (size.units <= clusters_of(call) || call.sequences > kMostStagedSequences) return false;
+  if (size.units <= clusters_of(call) || call.sequences > kMostTabledSequences) return false;
   const double dealt = fused_time(size.units, size.items, call), balanced = balanced_time(size, call, 1);
   if (dealt >= kBalanceGain * balanced) return true;
   if (call.is_even || call.sequences == 1 || balanced > dealt) return false;

@@ -31,7 +31,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
 
   share_params(p);
   list_sequences(p, kThreads);
-  if constexpr (C::kShares) {
+  if constexpr (C::kWorks == Works::kShares) {
     __syncthreads();
     if (threadIdx.x < 32) cut_share(static_cast<int>(threadIdx.x));
   }
@@ -51,7 +51,7 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
 
   if (warpgroup == 0) {
     ptx::set_max_registers_up<kConsumerRegisters>();
-    consume<SharedRing<C::kShares>, OwnTraffic>(p, shared, rank);
+    consume<SharedRing<C::kWorks>, OwnTraffic>(p, shared, rank);
   } else {
     ptx::set_max_registers_down<kProducerRegisters>();
     produce<C>(p);

@@ -6,12 +6,13 @@
 #include "cuda/kernels/prefill_fused/stages.cuh"
 
 namespace kda::cuda::prefill_fused {
-Kernel find_dealt_kernel(Gate gate, Real gate_type, Diagonal diagonal) {
-  return find_fused_kernel<false>(gate, gate_type, diagonal);
+
+Kernel find_any_kernel(Gate gate, Real gate_type, Diagonal diagonal) {
+  return find_fused_kernel<Works::kAny>(gate, gate_type, diagonal);
 }
 
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, Diagonal diagonal) {
-  for (const auto find : {find_dealt_kernel, find_balanced_kernel}) {
+  for (const auto find : {find_any_kernel, find_usual_kernel, find_balanced_kernel}) {
     const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(find(gate, gate_type, diagonal)),
                                                    cudaFuncAttributeMaxDynamicSharedMemorySize, Shared::kBytes);
     if (error != cudaSuccess) return error;
@@ -53,7 +54,8 @@ cudaError_t launch_pass(const Params& params, Gate gate, Real gate_type, int64_t
                                               static_cast<size_t>(clusters) * kLeftFlags * 4, stream);
     if (error != cudaSuccess) return error;
   }
-  const auto find = params.balance_space != nullptr ? find_balanced_kernel : find_dealt_kernel;
+  const auto find_dealt = is_usual(params) ? find_usual_kernel : find_any_kernel;
+  const auto find = params.balance_space != nullptr ? find_balanced_kernel : find_dealt;
   return launch_kernel(find(gate, gate_type, diagonal_for(gate, params.lower_bound, params.normalize != 0)),
                        {clusters * kClusterSize, kThreads, Shared::kBytes}, params, stream);
 }
@@ -99,16 +101,15 @@ cudaError_t launch_prefill_fused(const Params& params, Gate gate, Real gate_type
 }
 
 bool may_be_staged(const Params& params) {
-  return params.checkpoints == 0 && params.sequences <= Tables::kMaxTabled && params.state_in_slots <= 0x7fffffff &&
-         params.state_out_slots <= 0x7fffffff && staged_positions(params) * params.value_heads <= 0x7fffffff;
+  return params.checkpoints == 0 && has_table(params) &&
+         staged_positions(params) * params.value_heads <= 0x7fffffff;
 }
 
 // Works in the table, more of them than clusters, and the line of all, any of which may have all tokens, counted in
 // 31 bits.
 bool may_be_balanced(const Params& params, int sm_count) {
   const int64_t works = params.sequences * params.value_heads;
-  return params.checkpoints == 0 && params.sequences <= Tables::kMaxTabled && params.state_in_slots <= 0x7fffffff &&
-         params.state_out_slots <= 0x7fffffff && works > fused_clusters(sm_count) &&
+  return params.checkpoints == 0 && has_table(params) && works > fused_clusters(sm_count) &&
          works <= 0x7fffffff / (2 * (params.tokens / kChunk) + 8);
 }
 

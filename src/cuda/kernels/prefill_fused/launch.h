@@ -16,8 +16,9 @@ struct Shape {
 };
 cudaError_t launch_kernel(Kernel kernel, const Shape& shape, const Params& params, cudaStream_t stream);
 
-// The fused kernel: works dealt out, or shared out by time (balance.cuh).
-Kernel find_dealt_kernel(Gate gate, Real gate_type, Diagonal diagonal);
+// The fused kernel of each of Works.
+Kernel find_any_kernel(Gate gate, Real gate_type, Diagonal diagonal);
+Kernel find_usual_kernel(Gate gate, Real gate_type, Diagonal diagonal);
 Kernel find_balanced_kernel(Gate gate, Real gate_type, Diagonal diagonal);
 
 cudaError_t prepare_staged(Gate gate, Real gate_type, Diagonal diagonal);

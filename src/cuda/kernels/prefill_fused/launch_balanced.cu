@@ -3,7 +3,7 @@
 namespace kda::cuda::prefill_fused {
 
 Kernel find_balanced_kernel(Gate gate, Real gate_type, Diagonal diagonal) {
-  return find_fused_kernel<true>(gate, gate_type, diagonal);
+  return find_fused_kernel<Works::kShares>(gate, gate_type, diagonal);
 }
 
 }  // namespace kda::cuda::prefill_fused

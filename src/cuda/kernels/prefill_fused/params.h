@@ -127,6 +127,14 @@ struct Params {
   int32_t wave = 0, prepare_ctas = 0;
 };
 
+// With few sequences every CTA keeps a table of them in shared memory.
+constexpr int64_t kMostTabledSequences = 192;
+constexpr bool has_table(const Params& p) {
+  return p.sequences <= kMostTabledSequences && p.state_in_slots <= 0x7fffffff && p.state_out_slots <= 0x7fffffff;
+}
+// Whole sequences without checkpoints, all in the table.
+constexpr bool is_usual(const Params& p) { return p.pass == Pass::kWhole && p.checkpoints == 0 && has_table(p); }
+
 // Launches on `stream`; `sm_count` is the device property. Returns the launch error. With segments, stages, wave > 0
 // and no checkpoints sequences are cut (segments.cuh), and segment_space must hold prefill_fused_workspace() bytes,
 // aligned to 256; its contents before do not matter.
@@ -145,7 +153,7 @@ int64_t balance_workspace(int sm_count);
 // not matter.
 bool may_be_staged(const Params& params);
 int64_t staged_positions(const Params& params);
-constexpr int64_t kMostStagedSequences = 192, kStageTokens = 32;
+constexpr int64_t kStageTokens = 32;
 int64_t staged_workspace(int64_t positions, int32_t value_heads);
 // Loads the kernels and sets their attributes (plan creation, Y-20).
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, Diagonal diagonal);

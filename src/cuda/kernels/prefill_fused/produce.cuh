@@ -15,10 +15,10 @@
 
 namespace kda::cuda::prefill_fused {
 
-// kSharesTime: see balance.cuh; of the fused kernel only.
-template <Gate kGateFamily, class GateType, Diagonal kDiagonalForm, bool kSharesTime = false>
+// kWhich: of the fused kernel only.
+template <Gate kGateFamily, class GateType, Diagonal kDiagonalForm, Works kWhich = Works::kAny>
 struct Config {
-  static constexpr bool kShares = kSharesTime;
+  static constexpr Works kWorks = kWhich;
   static constexpr Gate kGate = kGateFamily;
   static constexpr Diagonal kDiagonal = kDiagonalForm;
   using GateT = GateType;  // uint32_t: bf16 pairs; float2: fp32 pairs
@@ -43,15 +43,15 @@ __device__ __forceinline__ void share_params(const Params& p) {
 template <class C>
 __device__ __noinline__ Position open_work(Position position, uint32_t area, int index_in_group, int group) {
   const Params& p = shared_params();
-  const int64_t works = work_count(p);
+  const int64_t works = FusedWorks<C::kWorks>::count(p);
   int64_t w = static_cast<int64_t>(ptx::load_shared_u64(area + GroupArea::kNextWork));
   Work work;
   do {
     position.index -= position.items;
     if (w >= works) return {0, 0};
-    work = FusedWorks<C::kShares>::load(p, w);
+    work = FusedWorks<C::kWorks>::load(p, w);
     position.items = work.items;
-    w = FusedWorks<C::kShares>::next(p, w);
+    w = FusedWorks<C::kWorks>::next(p, w);
     if (group == 0 && index_in_group == 32 && work.items > 0 && work.part != Part::kRest)
       prefetch_state(p, work, ptx::cluster_rank() * kRowsPerCta, kRowsPerCta);
   } while (position.index >= position.items);
@@ -238,7 +238,7 @@ __device__ __forceinline__ void produce(const Params& p) {
   {
     const RingPlace at(thread);
     if (at.me.index() == 0)
-      ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(FusedWorks<C::kShares>::first(p)));
+      ptx::store_shared(at.area + GroupArea::kNextWork, static_cast<uint64_t>(FusedWorks<C::kWorks>::first(p)));
     ptx::named_barrier(1 + at.me.group, 128);
     position = open_work<C>({static_cast<int>(at.number), 0}, at.area, at.me.index(), at.me.group);
     if (position.items != 0) {

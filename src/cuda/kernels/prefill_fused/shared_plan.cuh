@@ -45,7 +45,7 @@ struct Tables {
   static constexpr uint32_t kOrder = 0;  // sequences, longest first; as they are where lengths are equal by layout
   static constexpr int kMaxOrdered = 512;
   static constexpr uint32_t kTable = kOrder + 2 * kMaxOrdered;  // SequenceEntry of every sequence
-  static constexpr int kMaxTabled = static_cast<int>(kMostStagedSequences);
+  static constexpr int kMaxTabled = static_cast<int>(kMostTabledSequences);
   static constexpr uint32_t kBytes = kTable + 32 * kMaxTabled;
 };
 static_assert(Tables::kBytes % 1024 == 0);  // stages follow

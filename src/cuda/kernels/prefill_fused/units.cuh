@@ -36,7 +36,7 @@ struct Unit {
   __device__ bool exists() const { return place != kNoPlace; }
   static constexpr uint32_t kNoPlace = 0xffffffff;
 };
-static_assert(kMostStagedSequences < 255);
+static_assert(kMostTabledSequences < 255);
 
 // Of `groups`, those that have units to take.
 __device__ __forceinline__ uint32_t used_groups(const Params& p, uint32_t groups) {

@@ -95,9 +95,6 @@ static_assert(sizeof(SequenceEntry) == 32);
 __device__ __forceinline__ SequenceEntry* sequence_table() {
   return reinterpret_cast<SequenceEntry*>(s_memory + Tables::kTable);
 }
-__device__ __forceinline__ bool has_table(const Params& p) {
-  return p.sequences <= Tables::kMaxTabled && p.state_in_slots <= 0x7fffffff && p.state_out_slots <= 0x7fffffff;
-}
 
 __device__ inline SequenceEntry make_entry(const Params& p, int64_t n) {
   const Span span = sequence_span(p, n);
@@ -201,6 +198,9 @@ __device__ inline StateTarget checkpoint_target(const Params& p, int64_t sequenc
   target.offset += head * kMatrix;
   return target;
 }
+
+// What a fused kernel serves: any call; the usual one (is_usual); the same shared out by time (balance.cuh).
+enum class Works { kAny, kUsual, kShares };
 
 // A work, or what a cluster leaves to the next one, or takes over (balance.cuh).
 enum class Part : uint8_t { kWhole, kFirst, kRest };
@@ -372,9 +372,8 @@ __device__ __forceinline__ Work load_usual_work(const Params& p, uint32_t number
 }
 
 __device__ inline Work load_work(const Params& p, int64_t w) {
-  const bool is_usual = p.pass == Pass::kWhole && p.checkpoints == 0 && has_table(p);
   const uint32_t number = static_cast<uint32_t>(w);
-  Work work = __builtin_expect(is_usual, 1) ? load_usual_work(p, number) : load_any_work(p, number);
+  Work work = __builtin_expect(is_usual(p), 1) ? load_usual_work(p, number) : load_any_work(p, number);
   if (work.sequence >= 0 && work.is_active)
     work.items = static_cast<int32_t>((work.span.length + kChunk - 1) / kChunk);
   return work;
