@@ -25,18 +25,18 @@ double floor_us(const DeviceRounds& rounds, const Variant& v) {
   return rate > 0 ? 1e6 * v.floor_bytes / rate : 0;
 }
 
+double limit_us(const DeviceRounds& rounds, const Variant& v, const Limit& limit) {
+  return limit.floors * floor_us(rounds, v) + limit.microseconds;
+}
+
+}  // namespace
+
 const Variant& judged(const Workload& w, const Limit& limit) {
   for (const Variant& v : w.variants) {
     if (v.label == limit.variant) return v;
   }
   return w.variants.front();
 }
-
-double limit_us(const DeviceRounds& rounds, const Variant& v, const Limit& limit) {
-  return limit.floors * floor_us(rounds, v) + limit.microseconds;
-}
-
-}  // namespace
 
 std::string device_text(kda_device device) {
   auto info = make<kda_device_info>();

@@ -19,6 +19,9 @@ struct Limit {
   bool none() const { return floors == 0 && microseconds == 0; }
 };
 
+// The variant that a limit is of.
+const Variant& judged(const Workload& workload, const Limit& limit);
+
 // "NVIDIA H200, sm_90, 132 multiprocessors, driver 13.0"
 std::string device_text(kda_device device);
 void print_device(const Workload& workload, const DeviceRounds& rounds, const Limit& limit = {});

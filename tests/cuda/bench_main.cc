@@ -1,14 +1,18 @@
 // What only a program with kernels of its own can measure: state copies beside those of frameworks (state-copy.md
-// U-3), and what the launches of a graph cost when their kernels do nothing. Everything else: kda bench.
+// U-3), what the launches of a graph cost when their kernels do nothing, and operators beside kernels that only move
+// as many bytes. Everything else: kda bench.
 //
-//   kda_gpu_bench [--json FILE] [--filter copy|launch] [--rounds N] [--seed N]
+//   kda_gpu_bench [--json FILE] [--filter copy|launch|traffic] [--rounds N] [--seed N]
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 
 #include "bench/device_report.h"
+#include "bench/targets.h"
 #include "bench_rivals.h"
+#include "bench_traffic.h"
 #include "kda/kda.hpp"
 
 namespace kda::cuda_test {
@@ -62,6 +66,65 @@ bench::Workload launches(const bench::Setting& setting) {
   return w;
 }
 
+// What is held to a multiple of its floor, and the streams that its bytes are.
+struct Moved {
+  const char* target;
+  int reads, writes;
+  bool in_place;
+};
+constexpr Moved kMoved[] = {{"decode H=32 N=1 fp32", 1, 1, true},
+                            {"decode H=32 N=128 fp32", 1, 1, true},
+                            {"decode H=64 N=64 fp32", 1, 1, true},
+                            {"decode_step H=32 N=1 fp32", 1, 1, true},
+                            {"decode_step H=32 N=8 fp32", 1, 1, true},
+                            {"decode_step H=32 N=32 fp32", 1, 1, true},
+                            {"decode_step H=32 N=32 bf16", 1, 1, true},
+                            {"decode_step H=12 N=128 fp32", 1, 1, true},
+                            {"decode_step H=12 N=128 bf16", 1, 1, true},
+                            {"decode_step H=32 N=128 fp32", 1, 1, true},
+                            {"decode_step H=64 N=64 fp32", 1, 1, true},
+                            {"verify S=3 H=32 N=32 fp32", 1, 4, true},
+                            {"verify S=3 folded commit H=32 N=32 fp32", 1, 1, true},
+                            {"verify S=3 folded commit H=96 N=128 fp32", 1, 1, true},
+                            {"conv T=8192 H=12", 1, 1, false},
+                            {"gated norm T=8192 H=12", 2, 1, false},
+                            {"copy gather H=32 fp32 n=1", 1, 1, false},
+                            {"copy gather H=32 fp32 n=8", 1, 1, false},
+                            {"copy gather H=32 fp32 n=32", 1, 1, false},
+                            {"copy scatter H=32 fp32 n=128", 1, 1, false},
+                            {"copy scatter H=32 fp32 n=256", 1, 1, false},
+                            {"copy gather H=32 bf16 n=128", 1, 1, false},
+                            {"copy gather H=12 fp32 paged n=128", 1, 1, false}};
+
+// The target's own variants, and the same bytes moved in every form, on as many sets of memory as are cold.
+bench::Workload beside_traffic(const bench::Setting& setting, const Moved& moved) {
+  const std::vector<bench::Target> all = bench::targets();
+  const auto target = std::find_if(all.begin(), all.end(), [&](const auto& x) { return x.name == moved.target; });
+  if (target == all.end()) throw std::logic_error(std::string(moved.target) + ": no such target");
+  bench::Workload w = target->make(setting);
+  const bench::Variant judged = bench::judged(w, target->limit);
+  Traffic t{nullptr, nullptr, 0, moved.reads, moved.writes, moved.in_place};
+  const int streams = moved.reads + moved.writes;
+  t.bytes = static_cast<int64_t>(judged.floor_bytes) / streams / kTrafficUnit * kTrafficUnit;
+  const int64_t sets = setting.sets(t.bytes * streams);
+  const auto arena = std::make_shared<bench::Arena>(setting);
+  const auto* const from = static_cast<char*>(arena->zeros(KDA_FP32, {sets, t.reads * t.bytes / 4}).data);
+  auto* const to = static_cast<char*>(arena->zeros(KDA_FP32, {sets, t.writes * t.bytes / 4}).data);
+  w.variants = {judged};
+  w.ratios = {{"rate beside the fastest that only moves", judged.label, {}}};
+  for (const TrafficForm& form : traffic_forms(t)) {
+    const auto call = [arena, t, form, from, to, sets](int64_t i, void* stream) {
+      Traffic now = t;
+      now.from = from + i % sets * t.reads * t.bytes;
+      now.to = to + i % sets * t.writes * t.bytes;
+      move_bytes(now, form, static_cast<cudaStream_t>(stream));
+    };
+    w.variants.push_back({form.label(), call, judged.work, judged.unit, moved.target, judged.floor_bytes});
+    w.ratios.front().over.push_back(form.label());
+  }
+  return w;
+}
+
 struct Options {
   std::string json, filter;
   bench::RoundOptions rounds;
@@ -76,7 +139,8 @@ Options parse(int argc, char** argv) {
     else if (more && std::strcmp(argv[i], "--rounds") == 0) o.rounds.rounds = std::max(1, std::atoi(argv[++i]));
     else if (more && std::strcmp(argv[i], "--seed") == 0) o.rounds.seed = std::strtoull(argv[++i], nullptr, 10);
     else {
-      std::fprintf(stderr, "usage: %s [--json FILE] [--filter copy|launch] [--rounds N] [--seed N]\n", argv[0]);
+      std::fprintf(stderr, "usage: %s [--json FILE] [--filter copy|launch|traffic] [--rounds N] [--seed N]\n",
+                   argv[0]);
       std::exit(2);
     }
   }
@@ -104,6 +168,7 @@ int run(const Options& o) {
     json["benches"].push_back(bench::device_json(workload, rounds));
   };
   measure("launch", [&] { return launches(setting); });
+  for (const Moved& moved : kMoved) measure("traffic", [&] { return beside_traffic(setting, moved); });
   for (const auto& [heads, state, gapped] :
        {std::tuple<int64_t, kda_dtype, bool>{32, KDA_FP32, false}, {32, KDA_BF16, false}, {12, KDA_FP32, true}}) {
     for (const int64_t rows : {1, 8, 32, 128, 256}) {
