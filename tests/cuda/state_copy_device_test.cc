@@ -167,6 +167,39 @@ TEST(StateCopyDevice, T16_Y27_Y29_F52_ReplaysFollowTheDevice) {
   }
 }
 
+// Indices and flags that the grid before writes while this one's blocks may already run, and guess.
+TEST(StateCopyDevice, Y27_WhatTheGridBeforeWritesCounts) {
+  constexpr int64_t kSets = 3, kN = 4;
+  const std::vector<int32_t> sets = {3, -1, 0, 5, 1, 2, Small::kRows, 8, 7, 6, 5, 4};
+  const DeviceBytes tables(sets), numbers(std::vector<int32_t>{0, 1, 2});
+  for (const kda_dtype dtype : {KDA_FP32, KDA_BF16}) {
+    Small from(dtype);
+    const kda_tensor rows = tables.view(KDA_INT32, {kSets, 1, 1, kN});
+    const Plan choose = device_copy_plan(device_copy_desc(rows, 1));
+    const Plan plan = device_copy_plan(device_copy_desc(from.pool, kN));
+    ASSERT_TRUE(choose.ok() && plan.ok()) << choose.message() << plan.message();
+    DeviceBytes index(std::vector<int32_t>(kN, 0)), packed(kSets * kN * from.row_bytes());
+    const kda_tensor all = packed.view(dtype, {kSets * kN, 2, 4, 32});
+    const CapturedCalls graph([&](cudaStream_t s) {
+      for (int64_t set = 0; set < kSets; ++set) {
+        auto a = device_args(rows, numbers.view(KDA_INT32, {1}), index.view(KDA_INT32, {1, 1, 1, kN}));
+        a.indices.data = numbers.data() + 4 * set;
+        ASSERT_EQ(kda_state_gather(choose.get(), &a, s), KDA_OK) << kda_last_error();
+        auto b = device_args(from.pool, index.view(KDA_INT32, {kN}), all);
+        b.packed.data = packed.data() + set * kN * static_cast<int64_t>(from.row_bytes());
+        b.packed.shape[0] = kN;
+        ASSERT_EQ(kda_state_gather(plan.get(), &b, s), KDA_OK) << kda_last_error();
+      }
+    });
+    const auto wanted = from.gathered(sets, std::vector<uint8_t>(sets.size(), 1));
+    for (int replay = 0; replay < 200; ++replay) {
+      packed.fill(9);
+      graph.replay();
+      ASSERT_TRUE(packed.download() == wanted) << replay;
+    }
+  }
+}
+
 TEST(StateCopyDevice, Y28_AGraphOutlivesItsPlan) {
   Small from(KDA_FP32);
   DeviceBytes indices(std::vector<int32_t>{3, 1}), packed(2 * from.row_bytes());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -23,18 +24,22 @@ struct Problem {
   int64_t lanes = 100, n = 3, rows = 5;
   int32_t lane = 16;
   bool flags = false;
-  int64_t tried = INT64_MAX;  // rows whose blocks are run: setting up a block's threads takes the time
+  bool guesses = false;
+  bool late = false;  // indices and flags are only written when the kernel has made its guess
+  int warps = 1;
 };
 
 template <class C>
-void run(const StateCopyParams& p, int64_t rows) {
-  const int64_t slices = (p.lanes + kCopySlice - 1) / kCopySlice;
+void run(const StateCopyParams& p, int64_t rows, int warps, const std::function<void()>& before) {
+  const int64_t bytes = p.lanes * p.lane * (C::kCast == CopyCast::kNone ? 1 : 2), of_block = kCopySlice * warps;
+  const int64_t blocks = (bytes + of_block - 1) / of_block;
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t slice = 0; slice < slices; ++slice) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      before();
       emulation::run_cluster(
-          1, kCopyThreads, static_cast<unsigned>(slice), static_cast<unsigned>(slices),
+          1, 32 * warps, static_cast<unsigned>(block), static_cast<unsigned>(blocks),
           [&] {
-            gridDim.y = static_cast<unsigned>(p.n);
+            gridDim.y = static_cast<unsigned>(p.n), blockDim.x = static_cast<unsigned>(32 * warps);
             blockIdx.y = static_cast<unsigned>(i);
             state_copy_kernel<C>(p);
           },
@@ -75,10 +80,10 @@ void check(const Problem& c) {
   p.flags = c.flags && !kScatter ? flags.data() : nullptr;
   p.lanes = c.lanes;
   p.lane = c.lane;
+  p.guesses = c.guesses;
   auto wanted_pool = pool;
   auto wanted_packed = packed;
-  const int64_t tried = std::min(c.n, c.tried);
-  for (int64_t i = 0; i < tried; ++i) {
+  for (int64_t i = 0; i < c.n; ++i) {
     const auto row = static_cast<int64_t>(index[static_cast<size_t>(i)]);
     const bool live = row >= 0 && row < c.rows && (p.flags == nullptr || flags[static_cast<size_t>(i)] != 0);
     uint8_t* to_packed = &wanted_packed[static_cast<size_t>(i * packed_stride)];
@@ -103,7 +108,15 @@ void check(const Problem& c) {
       else std::memcpy(to_packed + 4 * e, &wide, 4);
     }
   }
-  run<StateCopyConfig<Index, kDirection, kCast>>(p, tried);
+  const auto written_index = index;
+  const auto written_flags = flags;
+  if (c.late) emulation::set_grid_before([&] { index = written_index, flags = written_flags; });
+  run<StateCopyConfig<Index, kDirection, kCast>>(p, c.n, c.warps, [&] {
+    if (!c.late) return;
+    std::rotate(index.begin(), index.begin() + 1, index.end());
+    std::rotate(flags.begin(), flags.begin() + 1, flags.end());
+  });
+  emulation::set_grid_before({});
   EXPECT_TRUE(pool == wanted_pool) << c.lane << " " << c.n << " " << kScatter;
   EXPECT_TRUE(packed == wanted_packed) << c.lane << " " << c.n << " " << kScatter;
 }
@@ -125,10 +138,16 @@ TEST(StateCopyKernel, C16_EveryLaneOfACast) {
   check_all<CopyCast::kFp16>({300, 3, 4, 8, false});
 }
 
-// Past kFewBlocks the loads go in another order.
-TEST(StateCopyKernel, C05_C13_ManyBlocks) {
-  check<int32_t, CopyDirectionTag::kGather, CopyCast::kNone>({1025, 129, 140, 16, true, 9});
-  check<int64_t, CopyDirectionTag::kScatter, CopyCast::kNone>({1025, 129, 140, 16, false, 9});
+TEST(StateCopyKernel, C05_C13_SeveralWarpsABlock) {
+  for (const int32_t lane : {16, 4})
+    check_all<CopyCast::kNone>({2100, 9, 10, lane, true, false, false, kCopyMiddleWarps});
+  check_all<CopyCast::kBf16>({2100, 3, 4, 8, true, false, false, kCopyMiddleWarps});
+}
+
+TEST(StateCopyKernel, C05_C13_Y27_AGuessedRowDoesNotCount) {
+  for (const bool late : {false, true}) {
+    for (const bool flags : {false, true}) check_all<CopyCast::kNone>({300, 9, 10, 16, flags, true, late});
+  }
 }
 
 }  // namespace

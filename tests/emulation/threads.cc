@@ -269,6 +269,14 @@ void poll_again() {
   switch_to_scheduler(running());
 }
 
+namespace {
+std::function<void()> grid_before;
+}
+void set_grid_before(std::function<void()> writes) { grid_before = std::move(writes); }
+void finish_grid_before() {
+  if (grid_before) grid_before();
+}
+
 int lane() { return cta->current % 32; }
 uint64_t* warp_words() {
   const int warp = cta->current / 32;

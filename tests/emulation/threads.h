@@ -23,6 +23,10 @@ void run_cluster(int ctas, int threads, unsigned first_block, unsigned grid, con
 // A word of global memory that this thread polls is not yet set.
 void poll_again();
 
+// What the grid before still writes, until a thread waits for it; by one block at a time.
+void set_grid_before(std::function<void()> writes);
+void finish_grid_before();
+
 int lane();
 // 8 words of each lane of this warp, written before the next meeting, then read until the one after it: there are two
 // such sets, in turn.

@@ -51,9 +51,14 @@ Status run_variant(const CopyTable& table, const CopyCall& call, const Context& 
   p.lanes = table.pool_bytes / p.lane;
   const DeviceGuard guard(context.device.index);
   KDA_RETURN_IF_ERROR(guard.status());
-  LaunchShape shape{ceil_div(p.lanes, kCopySlice), call.n};
-  shape.shared_bytes = kCopyIdleShared;
-  return launch(k.kernels[kWide][kScatter], shape, p, stream);
+  const int64_t row_slices = ceil_div(table.pool_bytes * k.packed_per_pool, kCopySlice), slices = row_slices * call.n;
+  p.guesses = slices <= kCopyGuessedSlices && p.lane == 16;
+  const bool is_middle = slices > kCopyGuessedSlices && slices <= kCopyMiddleSlices;
+  KernelInfo kernel = k.kernels[kWide][kScatter];
+  if (is_middle) kernel.threads *= kCopyMiddleWarps;
+  LaunchShape shape{ceil_div(row_slices, int64_t{kernel.threads / 32}), call.n};
+  shape.shared_bytes = is_middle ? 0 : kCopyIdleShared;
+  return launch(kernel, shape, p, stream);
 }
 
 class CudaCopyBackend final : public CopyBackend {
@@ -77,10 +82,8 @@ class CudaCopyBackend final : public CopyBackend {
     k->cast = cast_of(table.key);
     const bool casts = k->cast != CopyCast::kNone;
     k->packed_per_pool = casts ? 2 : 1;
-    // Narrow lanes may be needed by any call (call_lane).
-    const int64_t narrowest = casts ? 2 : 1;
-    if (ceil_div(ceil_div(table.pool_bytes, narrowest), kCopySlice) > kMaxBlocks) {
-      return unsupported("state_copy: size: wanted rows of at most ", kMaxBlocks * kCopySlice * narrowest,
+    if (ceil_div(table.pool_bytes * k->packed_per_pool, kCopySlice) > kMaxBlocks) {
+      return unsupported("state_copy: size: wanted rows of at most ", kMaxBlocks * kCopySlice / k->packed_per_pool,
                          " bytes, got ", table.pool_bytes);
     }
     for (const bool wide : {false, true}) {

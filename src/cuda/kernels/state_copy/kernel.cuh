@@ -1,13 +1,12 @@
 // gather   packed[i] = pool[idx[i]], or zeros if idx[i] is not a row or flag[i] is false (C-1, C-5..C-8)
 // scatter  pool[idx[i]] = cast(packed[i]) where idx[i] is a row (C-2, C-9, C-10)
 //
-// Grid       x: slices of a row, kCopySlice lanes each; y, z: selected rows (z * gridDim.y + y), surplus blocks
-//            return.
-// Block      kThreads threads with kLanes accesses each; no shared memory, no barrier. A block has one row, so
-//            validity is one branch and no address is formed from an index that is not a row (C-9).
-// Waiting    for the grid before, like every kernel here; until then only hints to the L2 are given, which change
-//            nothing: the source slice is asked for, in gather at the row that the index has now. The index that
-//            counts is read after the wait, past the L1, where nothing stale can be; so are the rows.
+// Grid       x: of a row, kCopySlice bytes a warp; y, z: selected rows (z * gridDim.y + y), surplus blocks return.
+// Block      one warp or several, alike: four accesses of a thread at a time; no shared memory, no barrier. A block has
+//            one row, so validity is one branch and no address is formed from an index that is not a row (C-9).
+// Waiting    for the grid before, like every kernel here. Before that a short call asks the L2 for its source, in
+//            gather of the row that the index has now, a guess: the index that counts is read after the wait, past the
+//            L1, where nothing stale can be; so are the rows.
 // Precision  equal dtypes: bits (C-17). Casts: widening exact, narrowing once to nearest even (C-16).
 // Limits     products in 64 bits (C-15); lanes narrower than the plan's where a packed tensor is less aligned.
 #pragma once
@@ -18,6 +17,7 @@
 #include "cuda/kernels/common/math.cuh"
 #include "cuda/kernels/state_copy/params.h"
 #include "cuda/ptx/copy.h"
+#include "cuda/ptx/grid.h"
 
 namespace kda::cuda {
 
@@ -26,12 +26,6 @@ struct StateCopyConfig {
   using Index = Index_;
   static constexpr bool kScatter = kDirection == CopyDirectionTag::kScatter;
   static constexpr CopyCast kCast = kCast_;
-  static constexpr int kThreads = kCopyThreads, kLanes = kCopyLanes;
-  // A call of at most so many blocks is bound by latency: hints, and all loads of a thread at once (1 row of 2 MB on
-  // an H200: 1.9 us; without hints 2.4). A larger one is bound by memory, which likes few loads in flight: two at a
-  // time gather 256 rows at 98 % of the copy rate, four at once at 96 %; and hints disturb the stream of the grid
-  // before.
-  static constexpr int64_t kFewBlocks = 256;
 };
 
 template <int kBytes>
@@ -89,105 +83,151 @@ __device__ __forceinline__ Lane<kBytes> narrow_lane(const Lane<2 * kBytes>& x) {
   return y;
 }
 
+// What stands beside a selected row, as it was read.
+struct Selected {
+  int64_t row;
+  bool wanted;
+  __device__ __forceinline__ bool live(const StateCopyParams& p) const { return wanted && row >= 0 && row < p.rows; }
+  __device__ __forceinline__ bool operator==(const Selected&) const = default;
+};
+
 template <class C>
-__device__ __forceinline__ bool few_blocks(const StateCopyParams& p) {
-  return p.n * gridDim.x <= C::kFewBlocks;
+__device__ __forceinline__ const typename C::Index* index_of(const StateCopyParams& p, int64_t i) {
+  return static_cast<const typename C::Index*>(p.indices) + i * p.index_stride;
+}
+template <class C>
+__device__ __forceinline__ Selected read_selected(const StateCopyParams& p, int64_t i) {
+  return {static_cast<int64_t>(__ldcg(index_of<C>(p, i))), p.flags == nullptr || __ldcg(p.flags + i) != 0};
 }
 
-// One slice of a row with lanes of kBytes on the pool's side.
+// A thread's part of what its block copies between a row of the pool and packed row i, with lanes of kBytes on the
+// pool's side: every blockDim.x-th lane.
 template <class C, int kBytes>
-__device__ __forceinline__ void copy_slice(const StateCopyParams& p, char* pool, char* packed, bool live) {
-  constexpr bool kCasts = C::kCast != CopyCast::kNone;
+class Slice {
+  static constexpr bool kCasts = C::kCast != CopyCast::kNone;
   using PoolLane = Lane<kBytes>;
   using PackedLane = Lane<kCasts ? 2 * kBytes : kBytes>;
   using From = std::conditional_t<C::kScatter, PackedLane, PoolLane>;
   using To = std::conditional_t<C::kScatter, PoolLane, PackedLane>;
-  const int64_t first = int64_t{blockIdx.x} * (C::kThreads * C::kLanes) + threadIdx.x;
-  auto* to = reinterpret_cast<To*>(C::kScatter ? pool : packed) + first;
-  const int64_t left = p.lanes - first;
-  if (!live) {  // gather only
-#pragma unroll
-    for (int i = 0; i < C::kLanes; ++i) {
-      if (i * C::kThreads < left) __stcg(to + i * C::kThreads, To{});
-    }
-    return;
-  }
-  const auto* from = reinterpret_cast<const From*>(C::kScatter ? packed : pool) + first;
-  const auto put = [&](int i, const From& x) {
-    if constexpr (!kCasts) __stcg(to + i * C::kThreads, x);
-    else if constexpr (C::kScatter) __stcg(to + i * C::kThreads, narrow_lane<C::kCast, kBytes>(x));
-    else __stcg(to + i * C::kThreads, widen_lane<C::kCast, kBytes>(x));
-  };
-  if constexpr (sizeof(From) == 16 && sizeof(To) == 16) {
-    if (!few_blocks<C>(p)) {
-      static_assert(C::kLanes == 4);
-      const auto get = [&](int i) {
-        return i * C::kThreads < left ? ptx::load_global_16_in_order(from + i * C::kThreads) : From{};
-      };
-      const auto put_if = [&](int i, const From& x) {
-        if (i * C::kThreads < left) put(i, x);
-      };
-      const From a = get(0), c = get(2);
-      put_if(0, a);
-      const From b = get(1), d = get(3);
-      put_if(1, b), put_if(2, c), put_if(3, d);
-      return;
+  static constexpr int kLanes = kCopySlice / 32 / static_cast<int>(sizeof(PackedLane)), kAtOnce = 4;
+
+ public:
+  __device__ __forceinline__ Slice(const StateCopyParams& p, int64_t i)
+      : p_(p),
+        i_(i),
+        threads_(static_cast<int>(blockDim.x)),
+        start_(int64_t{blockIdx.x} * (threads_ * kLanes)),
+        left_(p.lanes - start_ - threadIdx.x) {}
+
+  // Of a call bound by memory: four lanes at a time. A scatter's first ones are on their way while the index is.
+  __device__ __forceinline__ void copy(const Selected& selected) const {
+    From x[kAtOnce];
+    if constexpr (C::kScatter) load(x, source(0), 0);
+    if (!selected.live(p_)) return clear();
+    const From* const from = source(selected.row);
+    To* const to = target(selected.row);
+    if constexpr (!C::kScatter) load(x, from, 0);
+    store(to, x, 0);
+#pragma unroll 1
+    for (int at = kAtOnce; at < kLanes; at += kAtOnce) {
+      load(x, from, at);
+      store(to, x, at);
     }
   }
-  From x[C::kLanes];
-#pragma unroll
-  for (int i = 0; i < C::kLanes; ++i) {
-    if (i * C::kThreads < left) x[i] = __ldcg(from + i * C::kThreads);
-  }
-#pragma unroll
-  for (int i = 0; i < C::kLanes; ++i) {
-    if (i * C::kThreads < left) put(i, x[i]);
-  }
-}
 
-// Asks for the source of this block's slice while the grid before may still run. Whole 16-byte lanes only.
-template <class C>
-__device__ __forceinline__ void hint_slice(const StateCopyParams& p, int64_t i, const typename C::Index* index) {
-  constexpr int64_t kSliceLanes = C::kThreads * C::kLanes;
-  const char* from = p.packed + i * p.packed_stride;
-  if constexpr (!C::kScatter) {
-    const auto row = static_cast<int64_t>(__ldcg(index));
-    const bool wanted = p.flags == nullptr || __ldcg(p.flags + i) != 0;
-    if (!wanted || row < 0 || row >= p.rows) return;
-    from = p.pool + row * p.pool_stride;
+  // Of a short call: all lanes at once, and of the row that was guessed while the index that counts is on its way.
+  __device__ __forceinline__ void copy_guessed(const Selected& guess, const Selected& selected) const {
+    From x[kLanes];
+    if (C::kScatter || guess.live(p_)) load(x, source(guess.row), 0);
+    if (!selected.live(p_)) return clear();
+    if (!C::kScatter && !(guess == selected)) load(x, source(selected.row), 0);
+    store(target(selected.row), x, 0);
   }
-  const int64_t first = int64_t{blockIdx.x} * kSliceLanes;
-  const int64_t lanes = p.lanes - first < kSliceLanes ? p.lanes - first : kSliceLanes;
-  ptx::prefetch_block_to_l2(from + first * 16, static_cast<uint32_t>(lanes * 16));
-}
+
+  // The L2 is asked for the source, a line by each thread. A scatter has not read its index: that one too.
+  __device__ __forceinline__ void ask(const Selected& guess) const {
+    static_assert(kBytes < 16 || kLanes * sizeof(From) == 128);
+    if (start_ + threadIdx.x * kLanes < p_.lanes) ptx::prefetch_to_l2(source(guess.row) + threadIdx.x * (kLanes - 1));
+    if (C::kScatter && threadIdx.x == 0) ptx::prefetch_to_l2(index_of<C>(p_, i_));
+  }
+
+ private:
+  // The thread's first lane; a scatter's source and a gather's target have no row.
+  __device__ __forceinline__ const From* source(int64_t row) const { return first<const From>(C::kScatter, row); }
+  __device__ __forceinline__ To* target(int64_t row) const { return first<To>(!C::kScatter, row); }
+  template <class T>
+  __device__ __forceinline__ T* first(bool packed, int64_t row) const {
+    return reinterpret_cast<T*>(packed ? p_.packed + i_ * p_.packed_stride : p_.pool + row * p_.pool_stride) + start_ +
+           threadIdx.x;
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void load(From (&x)[kCount], const From* from, int at) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if ((at + u) * threads_ < left_) x[u] = __ldcg(from + (at + u) * threads_);
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void store(To* to, const From (&x)[kCount], int at) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if ((at + u) * threads_ >= left_) continue;
+      To* const place = to + (at + u) * threads_;
+      if constexpr (!kCasts) __stcg(place, x[u]);
+      else if constexpr (C::kScatter) __stcg(place, narrow_lane<C::kCast, kBytes>(x[u]));
+      else __stcg(place, widen_lane<C::kCast, kBytes>(x[u]));
+    }
+  }
+
+  // What a gather finds where no row is; a scatter leaves the pool as it is.
+  __device__ __forceinline__ void clear() const {
+    if constexpr (C::kScatter) return;
+    To* const to = target(0);
+#pragma unroll 4
+    for (int u = 0; u < kLanes; ++u) {
+      if (u * threads_ < left_) __stcg(to + u * threads_, To{});
+    }
+  }
+
+  const StateCopyParams& p_;
+  int64_t i_;
+  int threads_;
+  int64_t start_, left_;  // the block's first lane; lanes from the thread's first one on
+};
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads) state_copy_kernel(const __grid_constant__ StateCopyParams p) {
+__global__ void __launch_bounds__(32 * kCopyMiddleWarps) state_copy_kernel(const __grid_constant__ StateCopyParams p) {
   touch_parameters(p);
+  ptx::launch_dependents();
   const int64_t i = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
   if (i >= p.n) return;
-  const auto* index = static_cast<const typename C::Index*>(p.indices) + i * p.index_stride;
-  if (C::kCast == CopyCast::kNone && p.lane == 16 && threadIdx.x == 0 && few_blocks<C>(p)) hint_slice<C>(p, i, index);
-  wait_for_previous_grid();
-  const auto row = static_cast<int64_t>(__ldcg(index));
-  bool live = row >= 0 && row < p.rows;
-  if (C::kScatter && !live) return;
-  if (!C::kScatter && p.flags != nullptr) live = live && __ldcg(p.flags + i) != 0;
-  char* pool = p.pool + (live ? row * p.pool_stride : 0);
-  char* packed = p.packed + i * p.packed_stride;
+  if constexpr (C::kCast == CopyCast::kNone) {
+    if (p.guesses) {
+      const Slice<C, 16> slice(p, i);
+      Selected guess{};
+      if constexpr (!C::kScatter) guess = read_selected<C>(p, i);
+      if (C::kScatter || guess.live(p)) slice.ask(guess);
+      ptx::wait_for_prerequisites();
+      return slice.copy_guessed(guess, read_selected<C>(p, i));
+    }
+  }
+  ptx::wait_for_prerequisites();
+  const Selected selected = read_selected<C>(p, i);
   if constexpr (C::kCast == CopyCast::kNone) {
     switch (p.lane) {
-      case 16: return copy_slice<C, 16>(p, pool, packed, live);
-      case 8: return copy_slice<C, 8>(p, pool, packed, live);
-      case 4: return copy_slice<C, 4>(p, pool, packed, live);
-      case 2: return copy_slice<C, 2>(p, pool, packed, live);
-      default: return copy_slice<C, 1>(p, pool, packed, live);
+      case 16: return Slice<C, 16>(p, i).copy(selected);
+      case 8: return Slice<C, 8>(p, i).copy(selected);
+      case 4: return Slice<C, 4>(p, i).copy(selected);
+      case 2: return Slice<C, 2>(p, i).copy(selected);
+      default: return Slice<C, 1>(p, i).copy(selected);
     }
   } else {
     switch (p.lane) {
-      case 8: return copy_slice<C, 8>(p, pool, packed, live);
-      case 4: return copy_slice<C, 4>(p, pool, packed, live);
-      default: return copy_slice<C, 2>(p, pool, packed, live);
+      case 8: return Slice<C, 8>(p, i).copy(selected);
+      case 4: return Slice<C, 4>(p, i).copy(selected);
+      default: return Slice<C, 2>(p, i).copy(selected);
     }
   }
 }

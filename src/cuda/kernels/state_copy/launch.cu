@@ -10,7 +10,7 @@ KernelInfo info(bool wide_index) {
   const void* function =
       wide_index ? reinterpret_cast<const void*>(state_copy_kernel<StateCopyConfig<int64_t, kDirection, kCast>>)
                  : reinterpret_cast<const void*>(state_copy_kernel<StateCopyConfig<int32_t, kDirection, kCast>>);
-  return {function, kName, kCopyThreads};
+  return {function, kName, 32};
 }
 
 template <CopyDirectionTag kDirection>

@@ -21,17 +21,19 @@ struct StateCopyParams {
   int64_t index_stride = 1;        // elements
   const uint8_t* flags = nullptr;  // [n]; null = all true; null in scatter
   int64_t lanes = 0;               // of one row
+  bool guesses = false;            // the row of an index before the grid before has ended; lanes of 16 bytes only
   int32_t lane = 1;                // bytes of the pool's side: 16, 8, 4, 2 or 1; with a cast 8, 4 or 2
 };
 
 KernelInfo state_copy_kernel_info(CopyDirectionTag direction, CopyCast cast, bool wide_index);
-constexpr int32_t kCopyThreads = 256;
-constexpr int32_t kCopyLanes = 4;  // of one thread, all in flight at once
-// Dynamic shared memory that no block touches: it keeps five blocks on a multiprocessor instead of eight. Memory
-// likes few accesses in flight (state_copy.md).
-constexpr int32_t kCopyIdleShared = 44 * 1024;
-// Lanes that one block moves.
-constexpr int64_t kCopySlice = int64_t{kCopyThreads} * kCopyLanes;
+// What a warp moves, on the wider side: 4 KB, in two turns of four 16-byte accesses a lane.
+constexpr int64_t kCopySlice = 4096;
+// A block is a warp: memory likes few accesses in flight, well spread (state_copy.md). Calls of a middle size, too
+// long to guess and too short to hide that blocks start one after the other, have four warps a block.
+constexpr int64_t kCopyGuessedSlices = 1024, kCopyMiddleSlices = 2048;
+constexpr int32_t kCopyMiddleWarps = 4;
+// Dynamic shared memory that no block touches: it keeps 24 warps on a multiprocessor instead of 32.
+constexpr int32_t kCopyIdleShared = 8 * 1024;
 constexpr int32_t kCopyCastLane = 8;  // pool bytes of the widest lane with a cast: 16 bytes on the packed side
 
 }  // namespace kda::cuda
