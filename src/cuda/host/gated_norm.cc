@@ -20,7 +20,7 @@ bool rows_are_vectors(const kda_tensor& t) {
 class GatedNormKernel final : public Kernel<GatedNorm> {
  public:
   GatedNormKernel(const kda_gated_norm_desc& desc, const Context& context)
-      : desc_(desc), device_(context.device.index), multiprocessors_(context.facts.multiprocessors) {}
+      : desc_(desc), device_(context.device.index) {}
 
   Status prepare() {
     const Dtype io = to_dtype(desc_.io_dtype);
@@ -49,14 +49,12 @@ class GatedNormKernel final : public Kernel<GatedNorm> {
         p.values == 128 && rows_are_vectors(args.o) && rows_are_vectors(args.z) && rows_are_vectors(args.out);
     const DeviceGuard guard(device_);
     KDA_RETURN_IF_ERROR(guard.status());
-    // Short calls end sooner in twice as many blocks of half the rows; long ones lose 3 % that way (gated_norm.md).
-    p.block_rows = p.rows <= 32 * 8 * int64_t{multiprocessors_} ? 16 : 32;
-    return launch(exact ? exact_ : masked_, {ceil_div(p.rows, p.block_rows)}, p, stream);
+    return launch(exact ? exact_ : masked_, {ceil_div(p.rows, kNormBlockRows)}, p, stream);
   }
 
  private:
   kda_gated_norm_desc desc_;
-  int32_t device_, multiprocessors_;
+  int32_t device_;
   KernelInfo exact_, masked_;
 };
 

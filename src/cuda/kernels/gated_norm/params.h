@@ -14,11 +14,10 @@ struct GatedNormParams {
   int32_t tokens = 0;             // of one sample
   int32_t heads = 1, values = 128;
   float eps = 1e-5f;
-  int32_t dense = 0;        // row r of all three tensors starts at r * V
-  int32_t block_rows = 16;  // a multiple of 16
+  int32_t dense = 0;  // row r of all three tensors starts at r * V
 };
 
-constexpr int32_t kMostNormValues = 1024;
+constexpr int32_t kMostNormValues = 1024, kNormBlockRows = 8;
 
 // `exact`: V = 128 and every row is whole, aligned 16-byte pieces; else any `values`.
 KernelInfo gated_norm_kernel_info(Dtype io, int32_t values, bool exact);
