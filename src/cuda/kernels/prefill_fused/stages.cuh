@@ -176,7 +176,7 @@ __device__ __forceinline__ void prefetch_next(const Params& p, const At& at, con
     ptx::prefetch_to_l2(beta_address(at.area, next, at.me.lane));
 }
 
-// One thread: the stage made last is in memory.
+// One thread: the stage of the item before is in memory.
 __device__ __forceinline__ void call_ready(const Params& p, uint32_t unit) {
   ptx::bulk_store_wait<0>();
   const uint32_t slot = ptx::load_shared_u32(unit + UnitArea::kMade);
@@ -204,7 +204,6 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
       ptx::store_shared(at.unit + UnitArea::kStep, step);
       ptx::store_shared(at.unit + UnitArea::kActive, static_cast<uint32_t>(active_sequences(p)));
       ptx::store_shared(at.unit + UnitArea::kMade, kNoSlot);
-      ptx::store_shared(at.unit + UnitArea::kIsFirst, p.wave > 0 ? 1u : 0u);
     }
     __syncthreads();
     const uint32_t item = open_unit<C>(p, at, unit, Unit::kNoPlace, step);
@@ -262,11 +261,6 @@ __global__ void __launch_bounds__(kPrepareThreads<C>, 1) prepare_stages_kernel(c
       ptx::bulk_store(stage_in_memory(p, at.made_slot()) + Stage::kSolve, at.stage + Stage::kSolve,
                       Stage::kBytes - Stage::kSolve);
       ptx::bulk_store_commit();
-      // Others are called ready behind the rows of the next item, where nothing waits for the store.
-      if (ptx::load_shared_u32(at.unit + UnitArea::kIsFirst) != 0) {
-        call_ready(p, at.unit);
-        ptx::store_shared(at.unit + UnitArea::kIsFirst, 0u);
-      }
     }
   }
   const At at(thread);

@@ -21,8 +21,7 @@ struct UnitArea {
   static constexpr uint32_t kItem = 32;    // the open unit's: ordered_item
   static constexpr uint32_t kFirst = 36;   // items of the sequences before its own
   static constexpr uint32_t kOrder = 40;   // ItemOrder of its sequence
-  static constexpr uint32_t kIsFirst = 48;  // 1: the group's first item, which chains beside it wait for
-  static constexpr uint32_t kBytes = 52;
+  static constexpr uint32_t kBytes = 48;
 };
 static_assert(UnitArea::kBytes <= kUnitBytes);
 constexpr uint32_t kNoSlot = 0xffffffff;
