@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <deque>
 #include <thread>
@@ -176,6 +177,10 @@ PrefillResult run(const PrefillProblem& problem, int clusters, Diagonal diagonal
     std::fill(shares.begin() + clusters * kMatrix, shares.end() - 8, 0.0f);  // as the launcher does
     launch_kernel(problem, p, clusters, diagonal);
     for (size_t i = floats; i < shares.size(); ++i) EXPECT_TRUE(std::isnan(shares[i]));
+    const auto is_there = [](float word) { return std::bit_cast<uint32_t>(word) == 1; };
+    for (const float* words = shares.data() + clusters * kMatrix; words != shares.data() + floats;
+         words += kLeftFlags)
+      result.handed_over += std::all_of(words, words + kLeftFlags, is_there) ? 1 : 0;
     return result;
   }
   if (problem.cut.segments <= 1) {

@@ -34,6 +34,7 @@ struct PrefillResult {
   std::vector<uint16_t> out;  // bf16
   std::vector<float> state;   // final
   std::vector<float> checkpoint;
+  int handed_over = 0;  // of works shared out: states that clusters left to the next
 };
 
 // Relative L2 errors of outputs and final states against the oracle.
