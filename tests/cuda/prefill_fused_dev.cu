@@ -1,16 +1,11 @@
 // Development program of the fused prefill: correctness against the fp64 oracle, causality and determinism by bits.
 // Usage: kda_gpu_prefill_check [all|fused|cut|balanced|staged|beside|small|race]; timing lives in
 // prefill_fused_bench.cu.
-#include "prefill_fused_run.cuh"
+#include "prefill_fused_dev.cuh"
 
-using namespace kda::cuda::prefill_fused;
-using namespace kda::cuda::prefill_fused::dev;
+namespace kda::cuda::prefill_fused::dev {
 
-namespace {
-
-int failures = 0;
-
-bool test(const Problem& c, double out_limit = 2.0e-3, double state_limit = 7e-4, bool verbose = true) {
+bool test(const Problem& c, double out_limit, double state_limit, bool verbose) {
   Device d;
   upload(c, d);
   const Expected x = expect(c, d);
@@ -21,7 +16,7 @@ bool test(const Problem& c, double out_limit = 2.0e-3, double state_limit = 7e-4
   return ok;
 }
 
-Problem basic(const char* name, std::vector<int64_t> lengths, int heads = 1, int value_heads = 1) {
+Problem basic(const char* name, std::vector<int64_t> lengths, int heads, int value_heads) {
   Problem c;
   c.name = name;
   c.lengths = std::move(lengths);
@@ -32,34 +27,14 @@ Problem basic(const char* name, std::vector<int64_t> lengths, int heads = 1, int
   return c;
 }
 
-void small() {
-  for (int64_t t : {1, 16, 32, 33, 64, 100}) test(basic(("bounded T=" + std::to_string(t)).c_str(), {t}));
-  Problem c = basic("fresh T=70", {70});
-  c.initial = Initial::kNone;
-  test(c);
-  c = basic("softplus T=96", {96});
-  c.family = Gate::kSoftplus;
-  test(c);
-  c = basic("fp32 gate, fp32 beta T=96", {96});
-  c.gate_type = c.beta_type = Real::kF32;
-  test(c);
-  for (const double bound : {-5.0, -5.198}) {  // factors of 2^-115 and 2^-120
-    c = basic("gates at their bound", {100});
-    c.lower_bound = bound;
-    for (float& x : c.gate) x = 100.0f;
-    test(c);
-    c.name = "the same, small queries";
-    for (uint16_t& x : c.q) x = bf16(1e-6 * from_bf16(x));
-    test(c);
-  }
-  c = basic("rows as they are T=96", {96});
-  c.normalize = 0;
-  for (uint16_t& x : c.k) x = bf16(0.125 * from_bf16(x));
-  test(c);
-}
-
 Problem varlen(const char* name) {
   return basic(name, {0, 1, 15, 16, 17, 0, 31, 33, 63, 64, 65, 127, 129, 1000, 0}, 2, 4);
+}
+
+void set_family(Problem& c, Gate family) {
+  c.family = family;
+  if (family != Gate::kPlain) return;
+  for (float& x : c.gate) x = -std::fabs(x);
 }
 
 void mixed() {
@@ -117,7 +92,7 @@ void mixed() {
 void distributions() {
   for (int id = 1; id <= 11; ++id) {
     Problem c;
-    c.name = "D" + std::to_string(id);
+    c.name = std::string("D").append(std::to_string(id));  // of + GCC 12 warns wrongly
     const bool degenerate = id >= 9;
     c.heads = c.value_heads = degenerate ? 1 : 2;
     const int64_t t = id == 9 ? 16384 : (degenerate ? 2048 : 1024);
@@ -171,10 +146,23 @@ void expect_bits(const char* name, bool equal) {
   failures += !equal;
 }
 
+bool runs_agree(const Problem& c, Device& d, const Result& first, int runs) {
+  bool same = true;
+  for (int i = 0; i < runs; ++i) {
+    const Result again = run(c, d);
+    same = same && again.out == first.out && again.pool == first.pool;
+  }
+  return same;
+}
+
+namespace {
+
 // Rows [0, rows) of every head equal?
 bool same_rows(const Problem& c, const Result& a, const Result& b, int64_t rows) {
   return std::memcmp(a.out.data(), b.out.data(), rows * c.value_heads * 128 * 2) == 0;
 }
+
+}  // namespace
 
 void bits() {
   for (int variant = 0; variant < 3; ++variant) {
@@ -228,12 +216,7 @@ void bits() {
   Device d;
   upload(c, d);
   const Result first = run(c, d);
-  bool same = true;
-  for (int i = 0; i < 50; ++i) {
-    const Result again = run(c, d);
-    same = same && again.out == first.out && again.pool == first.pool;
-  }
-  expect_bits("N-12: 50 runs", same);
+  expect_bits(("N-12: " + std::to_string(kManyRuns) + " runs").c_str(), runs_agree(c, d, first, kManyRuns));
   // Every sequence alone gives the same bits (N-13).
   bool alone = true;
   for (size_t n = 0; n < c.lengths.size(); ++n) {
@@ -255,6 +238,34 @@ void bits() {
             std::memcmp(r.pool.data(), first.pool.data() + n * 4 * 65536, 4 * 65536) == 0;
   }
   expect_bits("N-13: alone or in the batch", alone);
+}
+
+namespace {
+
+void small() {
+  for (int64_t t : {1, 16, 32, 33, 64, 100}) test(basic(("bounded T=" + std::to_string(t)).c_str(), {t}));
+  Problem c = basic("fresh T=70", {70});
+  c.initial = Initial::kNone;
+  test(c);
+  c = basic("softplus T=96", {96});
+  c.family = Gate::kSoftplus;
+  test(c);
+  c = basic("fp32 gate, fp32 beta T=96", {96});
+  c.gate_type = c.beta_type = Real::kF32;
+  test(c);
+  for (const double bound : {-5.0, -5.198}) {  // factors of 2^-115 and 2^-120
+    c = basic("gates at their bound", {100});
+    c.lower_bound = bound;
+    for (float& x : c.gate) x = 100.0f;
+    test(c);
+    c.name = "the same, small queries";
+    for (uint16_t& x : c.q) x = bf16(1e-6 * from_bf16(x));
+    test(c);
+  }
+  c = basic("rows as they are T=96", {96});
+  c.normalize = 0;
+  for (uint16_t& x : c.k) x = bf16(0.125 * from_bf16(x));
+  test(c);
 }
 
 // Sequence n of a problem, cut to `rows` tokens, alone and with a packed state.
@@ -334,6 +345,8 @@ void checkpoints() {
   }
 }
 
+}  // namespace
+
 // R-41 and the forms of P-12: an output list, int64 offsets, begin and length.
 void output_list() {
   Problem c = basic("out_rows", {50, 33}, 1, 1);
@@ -354,179 +367,10 @@ void output_list() {
   expect_bits("R-41: output rows by list", same);
 }
 
-// F28: calls on two streams at once, each of which alone could fill the device. Every round starts from the states of
-// the one before: both streams must agree.
-void expect_two_streams(const Problem& c, const std::string& form) {
-  Device d[2];
-  cudaStream_t streams[2];
-  for (int i = 0; i < 2; ++i) {
-    check(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking), "stream");
-    upload(c, d[i]);
-    (void)run(c, d[i]);
-    d[i].out.fill(0x7f);
-    d[i].pool.upload(pool_bytes(c));
-  }
-  check(cudaDeviceSynchronize(), "two streams");
-  for (int round = 0; round < 20; ++round)
-    for (int i = 0; i < 2; ++i)
-      check(launch_prefill_fused(d[i].p, c.family, c.gate_type, multiprocessors(), streams[i]), "launch");
-  check(cudaDeviceSynchronize(), "two streams");
-  expect_bits((form + ": two streams at once").c_str(),
-              d[0].out.download<uint16_t>() == d[1].out.download<uint16_t>() &&
-                  d[0].pool.download<uint8_t>() == d[1].pool.download<uint8_t>());
-}
+}  // namespace kda::cuda::prefill_fused::dev
 
-// S-6: the same problems with sequences cut, whose errors must stay within the same limits; long ones; bits.
-void segments() {
-  default_staged = true;
-  default_wave = 1, default_prepare_ctas = 60;
-  default_cut = {4, 1, 1};
-  mixed();
-  distributions();
-  const int cuts[][4] = {{2, 1, 1, 132}, {3, 1, 1, 2},  {3, 2, 1, 60},  {8, 1, 1, 132},
-                         {8, 3, 2, 100}, {9, 4, 4, 60}, {12, 5, 4, 68}, {16, 1, 2, 44}};
-  for (const auto& cut : cuts) {
-    default_cut = {cut[0], cut[1], cut[2]};
-    default_prepare_ctas = cut[3];
-    Problem c = basic(("T=8192, " + std::to_string(cut[0]) + " segments").c_str(), {8192, 300, 0, 2999, 3000}, 1, 2);
-    c.a_log = {0.0f, std::log(4.0f)};
-    c.initial = Initial::kFlags;
-    c.flags = {1, 0, 1, 1, 0};
-    test(c);
-  }
-  default_prepare_ctas = 60;
-  default_cut = {7, 2, 2};
-  Problem c = basic("slow gates", {2048, 1500}, 1, 2);
-  c.a_log = {std::log(0.01f), std::log(0.02f)};
-  test(c);
-  c = basic("v to bf16 max", {1030}, 1, 2);
-  for (size_t i = 0; i < c.v.size(); ++i)
-    if (uniform(7, i) < -0.98) c.v[i] = bf16(uniform(11, i) * 1e38);  // v - S k must not pass fp32 either
-  test(c);
-  c = basic("NaN in v", {1040, 700}, 1, 1);
-  c.v[535 * 128 + 77] = 0x7fc0;
-  test(c);
-  c = varlen("determinism");
-  Device d;
-  upload(c, d);
-  const Result first = run(c, d);
-  bool same = true;
-  for (int i = 0; i < 50; ++i) {
-    const Result again = run(c, d);
-    same = same && again.out == first.out && again.pool == first.pool;
-  }
-  for (const int ctas : {2, 40, 130, 132}) {
-    c.prepare_ctas = ctas;
-    const Result again = run(c, d);
-    same = same && again.out == first.out && again.pool == first.pool;
-  }
-  expect_bits("cut: N-12: 50 runs, and other divisions of the SMs", same);
-  c.prepare_ctas = 100;
-  expect_two_streams(c, "cut");
-  default_staged = false;
-  default_wave = default_prepare_ctas = 0;
-  default_cut = {};
-}
-
-// Works shared out by time: everything again, on few clusters, and the bits of works that are dealt out.
-void balanced() {
-  default_balanced = true, default_sm_count = 10;
-  mixed();
-  distributions();
-  bits();
-  output_list();
-  for (const Gate family : {Gate::kBounded, Gate::kSoftplus, Gate::kPlain}) {
-    Problem c = basic("shares", {700, 3063, 0, 130, 64, 65, 1, 2048, 63, 1300}, 9, 18);
-    c.family = family;
-    if (family == Gate::kPlain)
-      for (float& x : c.gate) x = -std::fabs(x);
-    c.is_balanced = false;
-    Device d;
-    upload(c, d);
-    const Result dealt = run(c, d);
-    c.is_balanced = true;
-    for (const int sm_count : {0, 2, 6, 50, 74}) {
-      c.sm_count = sm_count;
-      bool same = true;
-      for (int i = 0; i < 5; ++i) {
-        const Result shared = run(c, d);
-        same = same && dealt.out == shared.out && dealt.pool == shared.pool;
-      }
-      expect_bits(("balanced: bits of works dealt out, " + std::to_string(sm_count) + " SMs").c_str(), same);
-    }
-  }
-  // Shares bounded by the longest work, and clusters that only take over and leave.
-  default_sm_count = 0;
-  test(basic("one long sequence", {4096, 64, 65, 200, 300, 1, 700}, 6, 12));
-  test(basic("67 works", {512}, 67, 67));
-  test(basic("131 works", {512}, 131, 131));
-  expect_two_streams(basic("two streams", {1024, 600, 64, 2000}, 10, 20), "balanced");
-  default_balanced = false;
-}
-
-// The staged form: everything again, and the fused form's bits.
-void staged() {
-  default_staged = true;
-  mixed();
-  distributions();
-  bits();
-  output_list();
-  for (const Gate family : {Gate::kBounded, Gate::kSoftplus, Gate::kPlain}) {
-    Problem c = varlen("staged");
-    c.family = family;
-    if (family == Gate::kPlain)
-      for (float& x : c.gate) x = -std::fabs(x);
-    Device d;
-    upload(c, d);
-    const Result apart = run(c, d);
-    c.is_staged = false;
-    d.p.stages = nullptr;
-    const Result whole = run(c, d);
-    expect_bits("staged: the fused form's bits", whole.out == apart.out && whole.pool == apart.pool);
-  }
-  default_staged = false;
-}
-
-// The preparation beside its chains, in several divisions of the SMs.
-void beside() {
-  default_staged = true;
-  default_wave = 2, default_prepare_ctas = 40;
-  mixed();
-  distributions();
-  bits();
-  output_list();
-  const int divisions[][2] = {{1, 2}, {1, 130}, {3, 100}, {5, 66}, {66, 66}, {200, 100}};
-  for (const Gate family : {Gate::kBounded, Gate::kSoftplus, Gate::kPlain}) {
-    Problem c = varlen("beside");
-    c.family = family;
-    if (family == Gate::kPlain)
-      for (float& x : c.gate) x = -std::fabs(x);
-    c.is_staged = false;
-    Device d;
-    upload(c, d);
-    const Result whole = run(c, d);
-    c.is_staged = true;
-    for (const auto& division : divisions) {
-      c.wave = division[0], c.prepare_ctas = division[1];
-      bool same = true;
-      for (int i = 0; i < 10; ++i) {
-        const Result apart = run(c, d);
-        same = same && whole.out == apart.out && whole.pool == apart.pool;
-      }
-      expect_bits(("beside: the fused form's bits, " + std::to_string(c.wave) + " works and " +
-                   std::to_string(c.prepare_ctas) + " SMs")
-                      .c_str(),
-                  same);
-    }
-  }
-  Problem c = varlen("two streams");
-  c.wave = 32, c.prepare_ctas = 100;
-  expect_two_streams(c, "beside");
-  default_staged = false;
-  default_wave = default_prepare_ctas = 0;
-}
-
-}  // namespace
+using namespace kda::cuda::prefill_fused;
+using namespace kda::cuda::prefill_fused::dev;
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
