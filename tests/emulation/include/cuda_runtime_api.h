@@ -67,7 +67,6 @@ inline float __int_as_float(int x) { return bits_as<float>(x); }
 inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline float __uint_as_float(uint32_t x) { return bits_as<float>(x); }
 inline uint32_t __float_as_uint(float x) { return bits_as<uint32_t>(x); }
-inline int __clzll(int64_t x) { return x == 0 ? 64 : __builtin_clzll(static_cast<uint64_t>(x)); }
 
 // Every lane's value, until the next collective.
 template <class T>

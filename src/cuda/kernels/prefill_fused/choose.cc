@@ -5,7 +5,7 @@
 namespace kda::cuda::prefill_fused {
 namespace {
 
-constexpr int64_t kItem = 32, kShortestSegment = 256;
+constexpr int64_t kItem = 32;
 constexpr int kMostSegments = 16, kLongestRun = 4;
 constexpr int64_t kMostMatrices = 264;  // of the segment space, 17 MB: plans book them, whatever the calls' lengths
 
@@ -48,16 +48,14 @@ struct Size {
   int64_t steps = 0, segments = 1;  // items of a segment, segments
 };
 
-Size size_of(const CallFacts& call, int segments) {
+Size size_of(const CallFacts& call, const Cut& cut) {
   const int64_t length = rounds(call.tokens, call.sequences);
   Size size{call.sequences * call.value_heads, rounds(length, kItem)};
   size.steps = size.items;
-  if (segments <= 1) return size;
-  int64_t whole = 1;
-  while (whole < length) whole *= 2;
-  const int64_t cut = std::max(kShortestSegment, rounds(rounds(whole, segments), 64) * 64);
-  size.segments = rounds(length, cut);
-  if (size.segments > 1) size.steps = cut / kItem;
+  if (cut.segments <= 1) return size;
+  const int64_t tokens = segment_length(cut, length);
+  size.segments = rounds(length, tokens);
+  if (size.segments > 1) size.steps = tokens / kItem;
   return size;
 }
 
@@ -82,7 +80,7 @@ double balanced_time(const Size& size, const CallFacts& call, double longest) {
 // Where lengths are not known, works that are dealt out are expected to keep the others waiting for half a work, and
 // even ones must not lose.
 bool is_worth_balancing(const CallFacts& call) {
-  const Size size = size_of(call, 1);
+  const Size size = size_of(call, {});
   if (size.units <= clusters_of(call) || call.sequences > kMostTabledSequences) return false;
   const double dealt = fused_time(size.units, size.items, call), balanced = balanced_time(size, call, 1);
   if (dealt >= kBalanceGain * balanced) return true;
@@ -153,7 +151,7 @@ double cut_time(const Size& size, const Form& form, const CallFacts& call) {
 // SM each beside the preparation hide it. They are taken where they gain as much by uneven sequences as they lose by
 // even ones. Balanced, the longest takes longer than such a chain, and holds everything up as it does there.
 bool is_better_beside(const CallFacts& call, const Form& best, const Form& lone) {
-  const Size size = size_of(call, 1);
+  const Size size = size_of(call, {});
   if (best.is_balanced) return beside_time(size, lone, call, kUneven) < balanced_time(size, call, kUneven);
   double gain = 0;
   for (const double longest : {1.0, kUneven})
@@ -168,7 +166,7 @@ bool is_empty(const CallFacts& call) { return call.sequences <= 0 || call.value_
 
 double expected_microseconds(const CallFacts& call, const Form& form) {
   if (is_empty(call)) return 0;
-  const Size size = size_of(call, form.cut.segments);
+  const Size size = size_of(call, form.cut);
   if (form.cut.segments > 1 && size.segments > form.cut.opening) return cut_time(size, form, call);
   if (form.wave > 0) return beside_time(size, form, call, 1);
   if (form.is_balanced) return balanced_time(size, call, 1);
@@ -227,7 +225,7 @@ Form choose_form(const CallFacts& call) {
       for (int runs = 1; opening + runs * run + 1 <= kMostSegments; ++runs) {
         const Cut cut{opening + runs * run + 1, opening, run};
         if (call.sequences * call.value_heads * cut.matrices() > kMostMatrices) break;
-        if (size_of(call, cut.segments).segments <= opening + (runs - 1) * run + 1) break;
+        if (size_of(call, cut).segments <= opening + (runs - 1) * run + 1) break;
         consider(cut_form(call, cut));
       }
     }

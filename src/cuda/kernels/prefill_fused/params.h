@@ -49,6 +49,13 @@ struct Cut {
   // in two terms.
   __host__ __device__ int32_t matrices() const { return 3 * (segments - opening) - 2; }
 };
+constexpr int64_t kMinSegment = 256;  // tokens
+// Tokens of a segment of a sequence of this length: a multiple of 64 that depends on ceil(log2(length)) only (S-8).
+__host__ __device__ constexpr int64_t segment_length(const Cut& cut, int64_t length) {
+  const int64_t whole = length <= 1 ? 1 : int64_t{1} << (64 - __builtin_clzll(length - 1));
+  const int64_t tokens = ((whole + cut.segments - 1) / cut.segments + 63) / 64 * 64;
+  return tokens < kMinSegment ? kMinSegment : tokens;
+}
 
 struct Rows {
   int64_t batch = 0;  // distance of samples; only the batched form uses it

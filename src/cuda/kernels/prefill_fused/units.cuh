@@ -73,7 +73,7 @@ struct ItemOrder {
 };
 __device__ __forceinline__ ItemOrder item_order(const Params& p, int64_t length) {
   if (p.cut.segments <= 1) return {0, 0};
-  const int64_t tokens = segment_length(p, length);
+  const int64_t tokens = segment_length(p.cut, length);
   if (length <= p.cut.opening * tokens) return {0, 0};
   return {static_cast<uint32_t>(tokens / kChunk), static_cast<uint32_t>((length - 1) / tokens)};
 }

@@ -127,14 +127,7 @@ __device__ __forceinline__ int64_t load_index(const Table& x, int64_t row, int c
 }
 
 constexpr int64_t kMatrix = static_cast<int64_t>(kDim) * kDim;
-constexpr int64_t kMinSegment = 256;  // tokens
 
-// Tokens of a segment of a sequence of this length: a multiple of 64 that depends on ceil(log2(length)) only (S-8).
-__device__ __forceinline__ int64_t segment_length(const Params& p, int64_t length) {
-  const int64_t whole = length <= 1 ? 1 : int64_t{1} << (64 - __clzll(length - 1));
-  const int64_t tokens = ((whole + p.cut.segments - 1) / p.cut.segments + 63) / 64 * 64;
-  return tokens < kMinSegment ? kMinSegment : tokens;
-}
 __device__ __forceinline__ float* segment_matrix(const Params& p, int64_t sequence, int head, int index) {
   return p.segment_space + ((sequence * p.value_heads + head) * p.cut.matrices() + index) * kMatrix;
 }
@@ -308,7 +301,7 @@ __device__ inline void take_segment(const Params& p, Work& work, int row, int pl
     work.is_map = row > 0;
     return;
   }
-  const int64_t tokens = segment_length(p, work.span.length);
+  const int64_t tokens = segment_length(p.cut, work.span.length);
   work.segments = work.span.length <= tokens ? 1 : static_cast<int32_t>((work.span.length + tokens - 1) / tokens);
   work.segment = is_opening ? 0 : p.cut.opening + (is_summary ? row / 2 * p.cut.run + place : row);
   work.is_map = is_summary && row % 2 != 0;
