@@ -125,7 +125,7 @@ std::vector<float> run_maps(const PrefillProblem& problem, std::vector<char>* st
   p.state_out = maps.data(), p.state_out_stride = problem.heads * 2 * kMatrix, p.state_out_slots = p.sequences;
   p.state_out_is_packed = 1;
   if (stages != nullptr) {
-    p.stage_positions = p.tokens / kChunk + p.sequences;
+    p.stage_positions = staged_positions(p.sequences, p.tokens);
     stages->assign(p.stage_positions * problem.heads * (Staged::kStride + 4), static_cast<char>(0xff));
     p.stages = stages->data();
     launch_kernel(problem, p, 2, Diagonal::kAnchored, true);
@@ -159,10 +159,10 @@ PrefillResult run(const PrefillProblem& problem, int clusters, Diagonal diagonal
   if (change) change(p);
   std::vector<char> stages;
   if (kept != nullptr) {
-    p.stage_positions = p.tokens / kChunk + n;
+    p.stage_positions = staged_positions(n, p.tokens);
     p.stages = kept->data(), p.stages_are_ready = 1;
   } else if (problem.is_staged) {
-    p.stage_positions = p.tokens / kChunk + n;
+    p.stage_positions = staged_positions(n, p.tokens);
     const int64_t slots = p.stage_positions * problem.heads;
     stages.assign(slots * (Staged::kStride + 4), static_cast<char>(0xff));
     p.stages = stages.data();

@@ -230,7 +230,8 @@ class FusedPrefillKernel final : public Kernel<Prefill> {
     space.form = fused::choose_form({sequences, heads, tokens, multiprocessors_, may_cut,
                                      sequences <= fused::kMostTabledSequences, diagonal_, is_even});
     space.segment_bytes = fused::prefill_fused_workspace(sequences, heads, space.form.cut);
-    if (space.form.is_staged) space.scratch_bytes = fused::staged_workspace(tokens / 32 + sequences, heads);
+    if (space.form.is_staged)
+      space.scratch_bytes = fused::staged_workspace(fused::staged_positions(sequences, tokens), heads);
     if (space.form.is_balanced) space.scratch_bytes = fused::balance_workspace(multiprocessors_);
     return space;
   }

@@ -19,7 +19,7 @@ class FusedSummaryKernel final : public Kernel<SegmentSummary> {
 
   int64_t stages_bytes(int64_t sequences, int64_t tokens) const override {
     if (sequences > prefill_fused::kMostTabledSequences) return 0;
-    return prefill_fused::staged_workspace(tokens / prefill_fused::kStageTokens + sequences,
+    return prefill_fused::staged_workspace(prefill_fused::staged_positions(sequences, tokens),
                                            static_cast<int32_t>(desc_.attention.num_value_heads));
   }
 

@@ -117,7 +117,7 @@ int64_t balance_workspace(int sm_count) { return int64_t{fused_clusters(sm_count
 
 int64_t staged_positions(const Params& params) {
   const bool is_packed = params.cu_seqlens.data != nullptr || params.begin.data != nullptr;
-  return is_packed ? params.tokens / kChunk + params.sequences
+  return is_packed ? staged_positions(params.sequences, params.tokens)
                    : params.sequences * ((params.tokens + kChunk - 1) / kChunk);
 }
 

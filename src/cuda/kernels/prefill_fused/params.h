@@ -161,6 +161,8 @@ int64_t balance_workspace(int sm_count);
 bool may_be_staged(const Params& params);
 int64_t staged_positions(const Params& params);
 constexpr int64_t kStageTokens = 32;
+// The most of so many sequences of any lengths, with so many tokens in all.
+constexpr int64_t staged_positions(int64_t sequences, int64_t tokens) { return tokens / kStageTokens + sequences; }
 int64_t staged_workspace(int64_t positions, int32_t value_heads);
 // Loads the kernels and sets their attributes (plan creation, Y-20).
 cudaError_t prepare_prefill_fused(Gate gate, Real gate_type, Diagonal diagonal);
