@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <numeric>
+#include <random>
 
 #include "bench/device_report.h"
 #include "bench/targets.h"
@@ -70,53 +72,69 @@ bench::Workload launches(const bench::Setting& setting) {
 struct Moved {
   const char* target;
   int reads, writes;
-  bool in_place;
+  int64_t rows;  // of a pool; 0: streams without rows
+  enum Where { kInPlace, kFromPool, kToPool } where = kInPlace;
 };
-constexpr Moved kMoved[] = {{"decode H=32 N=1 fp32", 1, 1, true},
-                            {"decode H=32 N=128 fp32", 1, 1, true},
-                            {"decode H=64 N=64 fp32", 1, 1, true},
-                            {"decode_step H=32 N=1 fp32", 1, 1, true},
-                            {"decode_step H=32 N=8 fp32", 1, 1, true},
-                            {"decode_step H=32 N=32 fp32", 1, 1, true},
-                            {"decode_step H=32 N=32 bf16", 1, 1, true},
-                            {"decode_step H=12 N=128 fp32", 1, 1, true},
-                            {"decode_step H=12 N=128 bf16", 1, 1, true},
-                            {"decode_step H=32 N=128 fp32", 1, 1, true},
-                            {"decode_step H=64 N=64 fp32", 1, 1, true},
-                            {"verify S=3 H=32 N=32 fp32", 1, 4, true},
-                            {"verify S=3 folded commit H=32 N=32 fp32", 1, 1, true},
-                            {"verify S=3 folded commit H=96 N=128 fp32", 1, 1, true},
-                            {"conv T=8192 H=12", 1, 1, false},
-                            {"gated norm T=8192 H=12", 2, 1, false},
-                            {"copy gather H=32 fp32 n=1", 1, 1, false},
-                            {"copy gather H=32 fp32 n=8", 1, 1, false},
-                            {"copy gather H=32 fp32 n=32", 1, 1, false},
-                            {"copy scatter H=32 fp32 n=128", 1, 1, false},
-                            {"copy scatter H=32 fp32 n=256", 1, 1, false},
-                            {"copy gather H=32 bf16 n=128", 1, 1, false},
-                            {"copy gather H=12 fp32 paged n=128", 1, 1, false}};
+constexpr Moved kMoved[] = {{"decode H=32 N=1 fp32", 1, 1, 1},
+                            {"decode H=32 N=32 fp32", 1, 1, 32},
+                            {"decode H=32 N=128 fp32", 1, 1, 128},
+                            {"decode H=64 N=64 fp32", 1, 1, 64},
+                            {"decode_step H=32 N=1 fp32", 1, 1, 1},
+                            {"decode_step H=32 N=8 fp32", 1, 1, 8},
+                            {"decode_step H=32 N=32 fp32", 1, 1, 32},
+                            {"decode_step H=32 N=32 bf16", 1, 1, 32},
+                            {"decode_step H=12 N=128 fp32", 1, 1, 128},
+                            {"decode_step H=12 N=128 bf16", 1, 1, 128},
+                            {"decode_step H=32 N=128 fp32", 1, 1, 128},
+                            {"decode_step H=64 N=64 fp32", 1, 1, 64},
+                            {"verify S=3 H=32 N=32 fp32", 1, 4, 32},
+                            {"verify S=3 folded commit H=32 N=32 fp32", 1, 1, 32},
+                            {"verify S=3 folded commit H=96 N=128 fp32", 1, 1, 128},
+                            {"conv T=8192 H=12", 1, 1, 0, Moved::kFromPool},
+                            {"gated norm T=8192 H=12", 2, 1, 0, Moved::kFromPool},
+                            {"copy gather H=32 fp32 n=1", 1, 1, 1, Moved::kFromPool},
+                            {"copy gather H=32 fp32 n=8", 1, 1, 8, Moved::kFromPool},
+                            {"copy scatter H=32 fp32 n=8", 1, 1, 8, Moved::kToPool},
+                            {"copy gather H=32 fp32 n=32", 1, 1, 32, Moved::kFromPool},
+                            {"copy scatter H=32 fp32 n=32", 1, 1, 32, Moved::kToPool},
+                            {"copy scatter H=32 fp32 n=128", 1, 1, 128, Moved::kToPool},
+                            {"copy gather H=32 bf16 n=128", 1, 1, 128, Moved::kFromPool},
+                            {"copy scatter H=32 bf16 n=128", 1, 1, 128, Moved::kToPool},
+                            {"copy scatter H=32 bf16 n=256", 1, 1, 256, Moved::kToPool},
+                            {"copy scatter H=12 fp32 paged n=128", 1, 1, 128, Moved::kToPool},
+                            {"copy scatter H=12 fp32 paged n=256", 1, 1, 256, Moved::kToPool}};
 
-// The target's own variants, and the same bytes moved in every form, on as many sets of memory as are cold.
+// The target itself, and the same bytes moved in every form, on as many sets of memory as are cold.
 bench::Workload beside_traffic(const bench::Setting& setting, const Moved& moved) {
   const std::vector<bench::Target> all = bench::targets();
   const auto target = std::find_if(all.begin(), all.end(), [&](const auto& x) { return x.name == moved.target; });
   if (target == all.end()) throw std::logic_error(std::string(moved.target) + ": no such target");
   bench::Workload w = target->make(setting);
   const bench::Variant judged = bench::judged(w, target->limit);
-  Traffic t{nullptr, nullptr, 0, moved.reads, moved.writes, moved.in_place};
-  const int streams = moved.reads + moved.writes;
-  t.bytes = static_cast<int64_t>(judged.floor_bytes) / streams / kTrafficUnit * kTrafficUnit;
+  Traffic t;
+  t.reads = moved.reads, t.writes = moved.writes, t.in_place = moved.where == Moved::kInPlace && moved.rows > 0;
+  t.rows_of_target = moved.where == Moved::kToPool;
+  const int64_t rows = std::max<int64_t>(1, moved.rows), streams = t.reads + t.writes;
+  const int64_t row_bytes = static_cast<int64_t>(judged.floor_bytes) / (streams * rows) / kTrafficUnit * kTrafficUnit;
+  t.bytes = rows * row_bytes;
+  if (moved.rows > 0) t.row_bytes = row_bytes;
   const int64_t sets = setting.sets(t.bytes * streams);
   const auto arena = std::make_shared<bench::Arena>(setting);
   const auto* const from = static_cast<char*>(arena->zeros(KDA_FP32, {sets, t.reads * t.bytes / 4}).data);
   auto* const to = static_cast<char*>(arena->zeros(KDA_FP32, {sets, t.writes * t.bytes / 4}).data);
+  // A set's rows, in no order.
+  std::vector<int64_t> order(static_cast<size_t>(rows));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(1));
+  const auto* const table = static_cast<const int32_t*>(arena->ints(order).data);
   w.variants = {judged};
   w.ratios = {{"rate beside the fastest that only moves", judged.label, {}}};
   for (const TrafficForm& form : traffic_forms(t)) {
-    const auto call = [arena, t, form, from, to, sets](int64_t i, void* stream) {
+    const auto call = [arena, t, form, from, to, sets, table](int64_t i, void* stream) {
       Traffic now = t;
       now.from = from + i % sets * t.reads * t.bytes;
       now.to = to + i % sets * t.writes * t.bytes;
+      now.rows = table;
       move_bytes(now, form, static_cast<cudaStream_t>(stream));
     };
     w.variants.push_back({form.label(), call, judged.work, judged.unit, moved.target, judged.floor_bytes});

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <utility>
+#include <array>
 
 #include "bench_traffic.h"
 #include "cuda/ptx/copy.h"
@@ -18,6 +18,13 @@ __device__ __forceinline__ char* written_stream(const Traffic& t, int i) {
   return t.in_place && i == 0 ? const_cast<char*>(t.from) : t.to + i * t.bytes;
 }
 
+// Where the streams' byte `at` lies in those that are rows of a pool: a block's bytes lie in one row.
+__device__ __forceinline__ int64_t in_rows(const Traffic& t, int64_t at) {
+  const auto unit = static_cast<uint32_t>(at / kTrafficUnit),
+             row = unit / static_cast<uint32_t>(t.row_bytes / kTrafficUnit);
+  return at + (__ldcg(t.rows + row) - int64_t{row}) * t.row_bytes;
+}
+
 template <bool kLeaving>
 __device__ __forceinline__ uint4 load(const char* p) {
   const auto* const from = reinterpret_cast<const uint4*>(p);
@@ -31,28 +38,36 @@ __device__ __forceinline__ void store(char* p, uint4 x) {
   else __stcg(to, x);
 }
 
-template <int kPieces, bool kLeaving>
+template <int kPieces, int kTurns, bool kLeaving>
 __global__ void registers_kernel(Traffic t, bool early) {
   ptx::launch_dependents();
-  const int64_t first = (int64_t{blockIdx.x} * blockDim.x * kPieces + threadIdx.x) * 16;
-  const int64_t step = int64_t{blockDim.x} * 16;
+  const int64_t first = int64_t{blockIdx.x} * (blockDim.x * kPieces * kTurns * 16);
+  const int own = static_cast<int>(threadIdx.x) * 16, step = static_cast<int>(blockDim.x) * 16;
   if (early && threadIdx.x % 8 == 0) {  // one request a line
-    for (int u = 0; u < kPieces; ++u) ptx::prefetch_to_l2(t.from + first + u * step);
+    const char* from = t.from + (t.row_bytes > 0 && !t.rows_of_target ? in_rows(t, first) : first) + own;
+    for (int u = 0; u < kPieces * kTurns; ++u) ptx::prefetch_to_l2(from + u * step);
   }
   ptx::wait_for_prerequisites();
-  uint4 x[kPieces];
+  const int64_t placed = t.row_bytes > 0 ? in_rows(t, first) : first;
+  const char* const from = t.from + (t.rows_of_target ? first : placed) + own;
+  const int64_t to = (t.rows_of_target || t.in_place ? placed : first) + own;
 #pragma unroll
-  for (int u = 0; u < kPieces; ++u) x[u] = load<kLeaving>(t.from + first + u * step);
-  for (int r = 1; r < t.reads; ++r) {
+  for (int turn = 0; turn < kTurns; ++turn) {
+    uint4 x[kPieces];
 #pragma unroll
-    for (int u = 0; u < kPieces; ++u) {
-      const uint4 y = load<kLeaving>(t.from + r * t.bytes + first + u * step);
-      x[u] = make_uint4(x[u].x ^ y.x, x[u].y ^ y.y, x[u].z ^ y.z, x[u].w ^ y.w);
+    for (int u = 0; u < kPieces; ++u) x[u] = load<kLeaving>(from + (turn * kPieces + u) * step);
+    for (int r = 1; r < t.reads; ++r) {
+#pragma unroll
+      for (int u = 0; u < kPieces; ++u) {
+        const uint4 y = load<kLeaving>(from + r * t.bytes + (turn * kPieces + u) * step);
+        x[u] = make_uint4(x[u].x ^ y.x, x[u].y ^ y.y, x[u].z ^ y.z, x[u].w ^ y.w);
+      }
     }
-  }
-  for (int w = 0; w < t.writes; ++w) {
+    for (int w = 0; w < t.writes; ++w) {
 #pragma unroll
-    for (int u = 0; u < kPieces; ++u) store<kLeaving>(written_stream(t, w) + first + u * step, x[u]);
+      for (int u = 0; u < kPieces; ++u)
+        store<kLeaving>(written_stream(t, w) + to + (turn * kPieces + u) * step, x[u]);
+    }
   }
 }
 
@@ -94,17 +109,20 @@ __global__ void bulk_kernel(Traffic t, int chunk, int stages) {
 
 using RegistersKernel = void (*)(Traffic, bool);
 
-template <int kPieces>
+template <int kPieces, int kTurns>
 RegistersKernel registers_kernel_of(bool leaving) {
-  return leaving ? registers_kernel<kPieces, true> : registers_kernel<kPieces, false>;
+  return leaving ? registers_kernel<kPieces, kTurns, true> : registers_kernel<kPieces, kTurns, false>;
 }
 
 RegistersKernel find(const TrafficForm& form) {
-  switch (form.pieces) {
-    case 1: return registers_kernel_of<1>(form.leaving);
-    case 2: return registers_kernel_of<2>(form.leaving);
-    case 4: return registers_kernel_of<4>(form.leaving);
-    default: return registers_kernel_of<8>(form.leaving);
+  switch (form.pieces * 10 + form.turns) {
+    case 11: return registers_kernel_of<1, 1>(form.leaving);
+    case 14: return registers_kernel_of<1, 4>(form.leaving);
+    case 21: return registers_kernel_of<2, 1>(form.leaving);
+    case 22: return registers_kernel_of<2, 2>(form.leaving);
+    case 41: return registers_kernel_of<4, 1>(form.leaving);
+    case 42: return registers_kernel_of<4, 2>(form.leaving);
+    default: return registers_kernel_of<8, 1>(form.leaving);
   }
 }
 
@@ -130,41 +148,34 @@ std::string TrafficForm::label() const {
     return "bulk " + std::to_string(blocks) + " blocks " + std::to_string(chunk / 1024) + "K x" +
            std::to_string(stages);
   }
-  return std::to_string(threads) + " threads x" + std::to_string(pieces) + (leaving ? " leaving" : "") +
-         (early ? " early" : "") + (shared > 0 ? " shared " + std::to_string(shared / 1024) + "K" : "");
+  return std::to_string(threads) + " threads x" + std::to_string(pieces) +
+         (turns > 1 ? " x" + std::to_string(turns) : "") + (leaving ? " leaving" : "") + (early ? " early" : "") +
+         (shared > 0 ? " shared " + std::to_string(shared / 1024) + "K" : "");
 }
 
 std::vector<TrafficForm> traffic_forms(const Traffic& t) {
+  struct Shape {
+    int threads, pieces, turns, kilobytes;
+  };
+  constexpr Shape kShapes[] = {{32, 8, 1, 0},  {32, 8, 1, 8},  {32, 4, 2, 0},  {32, 4, 2, 8},   {64, 4, 2, 16},
+                               {64, 2, 2, 0},  {128, 1, 1, 0}, {128, 2, 1, 0}, {128, 2, 2, 0},  {128, 8, 1, 0},
+                               {256, 1, 1, 0}, {256, 1, 4, 0}, {256, 2, 1, 0}, {256, 2, 1, 44}, {256, 4, 1, 0},
+                               {512, 1, 1, 0}, {512, 2, 1, 0}, {512, 4, 1, 0}};
   std::vector<TrafficForm> all;
   TrafficForm form{TrafficForm::kRegisters};
-  for (const auto& [threads, pieces] : {std::pair{32, 8},
-                                        {128, 1},
-                                        {128, 2},
-                                        {128, 4},
-                                        {128, 8},
-                                        {256, 1},
-                                        {256, 2},
-                                        {256, 4},
-                                        {256, 8},
-                                        {512, 1},
-                                        {512, 2},
-                                        {512, 4}}) {
+  for (const Shape& s : kShapes) {
+    form.threads = s.threads, form.pieces = s.pieces, form.turns = s.turns, form.shared = s.kilobytes << 10;
     for (const int hints : {0, 1, 2, 3}) {
-      form.threads = threads, form.pieces = pieces, form.leaving = hints % 2 != 0, form.early = hints / 2 != 0;
-      for (const int shared : {0, 44 << 10}) {
-        form.shared = shared;
-        if (shared == 0 || threads == 256) all.push_back(form);
-      }
+      form.leaving = hints % 2 != 0, form.early = hints / 2 != 0;
+      all.push_back(form);
     }
   }
+  if (t.row_bytes > 0) return all;
   form = {TrafficForm::kBulk};
-  for (const int blocks : {1, 2, 4}) {
-    for (const int chunk : {4096, 8192, 16384, 32768}) {
-      for (const int stages : {2, 4, 8, 16}) {
-        form.blocks = blocks, form.chunk = chunk, form.stages = stages, form.shared = chunk * t.reads * stages;
-        if (form.shared <= (224 << 10) / blocks - 1024) all.push_back(form);
-      }
-    }
+  for (const auto& [blocks, chunk, stages] :
+       {std::array{1, 16, 8}, {1, 32, 4}, {2, 4, 8}, {2, 8, 4}, {4, 4, 8}, {4, 8, 2}}) {
+    form.blocks = blocks, form.chunk = chunk << 10, form.stages = stages, form.shared = form.chunk * t.reads * stages;
+    if (form.shared <= (224 << 10) / blocks - 1024) all.push_back(form);
   }
   return all;
 }
@@ -180,8 +191,8 @@ void move_bytes(const Traffic& t, const TrafficForm& form, cudaStream_t stream) 
   }
   bool early = form.early;
   void* arguments[] = {&traffic, &early};
-  launch(reinterpret_cast<const void*>(find(form)), t.bytes / (form.threads * form.pieces * 16), form.threads,
-         form.shared, stream, arguments);
+  launch(reinterpret_cast<const void*>(find(form)), t.bytes / (form.threads * form.pieces * form.turns * 16),
+         form.threads, form.shared, stream, arguments);
 }
 
 }  // namespace kda::cuda_test

@@ -13,13 +13,18 @@ namespace kda::cuda_test {
 constexpr int64_t kTrafficUnit = 32 << 10;
 
 // One call's bytes: `reads` streams of `bytes` are read, `writes` written with what the first of them held; in place:
-// the first written stream is the first read. Streams lie one behind the other from `from` and `to` on.
+// the first written stream is the first read. Streams lie one behind the other from `from` and `to` on. With
+// `row_bytes` the read streams (or the written ones, `rows_of_target`; in place both) are rows of a pool, found by a
+// table as operators find slots.
 struct Traffic {
-  const char* from;
-  char* to;
-  int64_t bytes;  // of a stream; a multiple of kTrafficUnit
+  const char* from = nullptr;
+  char* to = nullptr;
+  int64_t bytes = 0;  // of a stream; a multiple of kTrafficUnit
   int reads = 1, writes = 1;
   bool in_place = false;
+  int64_t row_bytes = 0;  // a multiple of kTrafficUnit; 0: no rows
+  bool rows_of_target = false;
+  const int32_t* rows = nullptr;
 };
 
 // How it is moved.
@@ -29,9 +34,10 @@ struct TrafficForm {
   // kRegisters:
   int threads = 256;     // of a block
   int pieces = 4;        // loads of 16 bytes that a thread has in flight
+  int turns = 1;         // a thread loads and stores so often
   bool leaving = false;  // marked to leave the L2 first
   bool early = false;    // sources asked of the L2 before the wait for the grid in front
-  // kBulk:
+  // kBulk; without rows:
   int blocks = 1;  // a multiprocessor
   int chunk = 0;   // bytes of a copy
   int stages = 0;  // chunks in flight a block
