@@ -110,17 +110,17 @@ __device__ __forceinline__ uint32_t first_of_share() {
 // load_any_work stays in all of them: without it ptxas spills registers in the item loop.)
 template <Works kWorks>
 struct FusedWorks {
-  static constexpr bool kShares = kWorks == Works::kShares, kUsual = kWorks == Works::kUsual;
+  static constexpr bool kShares = kWorks == Works::kShares, kAny = kWorks == Works::kAny;
   __device__ static int64_t count(const Params& p) {
-    return kUsual ? p.sequences * p.value_heads : work_count(p);
+    return kAny ? work_count(p) : p.sequences * p.value_heads;
   }
   __device__ static int64_t first(const Params& p) {
     if constexpr (kShares) return first_of_share();
-    return kUsual ? blockIdx.x / kClusterSize : first_work(p, kClusterSize);
+    return kAny ? first_work(p, kClusterSize) : blockIdx.x / kClusterSize;
   }
   __device__ static int64_t next(const Params& p, int64_t w) {
     if constexpr (kShares) return next_of_share(static_cast<uint32_t>(w));
-    return kUsual ? w + gridDim.x / kClusterSize : next_work(p, w, kClusterSize);
+    return kAny ? next_work(p, w, kClusterSize) : w + gridDim.x / kClusterSize;
   }
   __device__ static Work load(const Params& p, int64_t w) {
     Work work = load_work(p, w);
@@ -141,11 +141,11 @@ struct FusedWorks {
   }
   __device__ static StateSource source(const Params& p, const Work& work) {
     if (kShares && work.part == Part::kRest) return {cluster_share().taken, Real::kF32, 0};
-    return kUsual ? pool_source(p, work.slots, work.head) : work_source(p, work);
+    return kAny ? work_source(p, work) : pool_source(p, work.slots, work.head);
   }
   __device__ static StateTarget target(const Params& p, const Work& work) {
     if (kShares && work.part == Part::kFirst) return {};
-    return kUsual ? final_target(p, work.slots, work.head) : work_target(p, work);
+    return kAny ? work_target(p, work) : final_target(p, work.slots, work.head);
   }
 };
 

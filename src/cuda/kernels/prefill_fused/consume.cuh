@@ -16,7 +16,7 @@ template <Works kWorks>
 struct SharedRing : FusedWorks<kWorks> {
   using Plan = Shared;
   static constexpr uint32_t kCount = kStages, kCtas = kClusterSize;
-  static constexpr bool kCheckpoints = kWorks != Works::kUsual;
+  static constexpr bool kCheckpoints = kWorks == Works::kAny;
   static constexpr bool kHandsOver = kWorks == Works::kShares;  // parts of works, see balance.cuh
   __device__ static void release(uint32_t empty, uint32_t slot, int lane) {
     if (lane == 0) ptx::mbarrier_arrive_cluster(ptx::map_shared_rank(empty, slot % kClusterSize));
