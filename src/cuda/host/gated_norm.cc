@@ -45,8 +45,8 @@ class GatedNormKernel final : public Kernel<GatedNorm> {
     p.eps = static_cast<float>(desc_.eps);
     p.dense = 1;
     for (const kda_tensor* t : {&args.o, &args.z, &args.out}) p.dense = p.dense && inner_dense(*t, t->rank);
-    const bool exact =
-        p.values == 128 && rows_are_vectors(args.o) && rows_are_vectors(args.z) && rows_are_vectors(args.out);
+    const bool exact = p.values == 128 && rows_are_vectors(args.o) && rows_are_vectors(args.z) &&
+                       rows_are_vectors(args.out) && reinterpret_cast<uintptr_t>(p.weight) % 16 == 0;
     const DeviceGuard guard(device_);
     KDA_RETURN_IF_ERROR(guard.status());
     return launch(exact ? exact_ : masked_, {ceil_div(p.rows, kNormBlockRows)}, p, stream);

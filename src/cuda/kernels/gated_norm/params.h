@@ -19,7 +19,7 @@ struct GatedNormParams {
 
 constexpr int32_t kMostNormValues = 1024, kNormBlockRows = 8;
 
-// `exact`: V = 128 and every row is whole, aligned 16-byte pieces; else any `values`.
+// `exact`: V = 128, weights at a multiple of 16 bytes and every row whole, aligned 16-byte pieces; else any `values`.
 KernelInfo gated_norm_kernel_info(Dtype io, int32_t values, bool exact);
 
 }  // namespace kda::cuda
