@@ -22,8 +22,11 @@
 #pragma once
 
 // Of x86 (bits 0..13 of Highway's numbering) only the targets of enum Isa; what lies above is the baseline. A
-// build for a newer baseline (-march=...) makes that one `portable`.
-#if defined(__x86_64__) || defined(_M_X64)
+// build for a newer baseline (-march=...) makes that one `portable`. KDA_WITHOUT_AVX512: a build that is run on this
+// machine alone, which has none.
+#if defined(KDA_WITHOUT_AVX512)
+#define HWY_DISABLED_TARGETS (((1LL << 14) - 1) & ~HWY_AVX2)
+#elif defined(__x86_64__) || defined(_M_X64)
 #define HWY_DISABLED_TARGETS (((1LL << 14) - 1) & ~(HWY_AVX3 | HWY_AVX2))
 #else
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
