@@ -176,23 +176,26 @@ int run(const Options& o) {
                       {"rounds", o.rounds.rounds},
                       {"seed", o.rounds.seed},
                       {"benches", bench::Json::array()}};
-  const auto measure = [&](const char* name, const std::function<bench::Workload()>& make) {
+  const std::vector<bench::Mode> every(std::begin(bench::kModes), std::end(bench::kModes)),
+      graphs = {bench::Mode::kGraph};
+  const auto measure = [&](const char* name, const std::vector<bench::Mode>& modes,
+                           const std::function<bench::Workload()>& make) {
     if (std::string(name).find(o.filter) == std::string::npos) return;
     const bench::Workload workload = make();
     std::vector<bench::Variant> variants = workload.variants;
     variants.insert(variants.end(), rates.begin(), rates.end());
-    const bench::DeviceRounds rounds = bench::run_device_rounds(context.get(), variants, o.rounds);
+    const bench::DeviceRounds rounds = bench::run_device_rounds(context.get(), variants, o.rounds, modes);
     bench::print_device(workload, rounds);
     json["benches"].push_back(bench::device_json(workload, rounds));
   };
-  measure("launch", [&] { return launches(setting); });
-  for (const Moved& moved : kMoved) measure("traffic", [&] { return beside_traffic(setting, moved); });
+  measure("launch", every, [&] { return launches(setting); });
+  for (const Moved& moved : kMoved) measure("traffic", graphs, [&] { return beside_traffic(setting, moved); });
   for (const auto& [heads, state, gapped] :
        {std::tuple<int64_t, kda_dtype, bool>{32, KDA_FP32, false}, {32, KDA_BF16, false}, {12, KDA_FP32, true}}) {
     for (const int64_t rows : {1, 8, 32, 128, 256}) {
       for (const bool checked : {false, true}) {  // int64 indices, and flags
         const bench::CopyShape shape{rows, heads, state, checked ? KDA_INT64 : KDA_INT32, gapped, checked};
-        measure("copy", [&] { return bench::copy(setting, shape, rivals()); });
+        measure("copy", every, [&] { return bench::copy(setting, shape, rivals()); });
       }
     }
   }
